@@ -1,0 +1,195 @@
+"""Requests for a decision, and `decide`, the only writer of decisions: every door ends here.
+
+A request is one row per LangGraph interrupt, written by the drive that found the thread waiting. `decide` commits
+the verdict, wakes the thread and changes the cards in one transaction; the door answers after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from flow import notices, threads
+from flow.database import Connection
+from flow.errors import AlreadyDecided, ApprovalExpired, NotAllowed, StaleRequest, UnknownApproval
+from flow.model import Approval, Decision, Person, Thread, Verdict
+from flow.policy import Tier, names_person
+
+_COLUMNS = sql.SQL(
+    "interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers, required, status, requested_at,"
+    " expires_at, settled_at"
+)
+
+
+async def request_approval(
+    conn: Connection, thread: Thread, *, interrupt_id: str, tier: Tier, request: dict[str, Any], request_hash: str
+) -> None:
+    """Ask for a decision: the row, and the card that shows it. A repeated request changes nothing."""
+    inserted = await conn.execute(
+        "INSERT INTO approvals (interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers, required,"
+        " expires_at) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, clock_timestamp() + %s * interval '1 second')"
+        " ON CONFLICT (interrupt_id) DO NOTHING",
+        (
+            interrupt_id,
+            thread.thread_id,
+            tier.name,
+            Jsonb(request),
+            request_hash,
+            thread.requested_by,
+            list(tier.approvers),
+            tier.required,
+            tier.expires_after_s,
+        ),
+    )
+    if inserted.rowcount:
+        await notices.post_card(conn, interrupt_id, thread.thread_id)
+
+
+async def approval_of(conn: Connection, interrupt_id: str, *, lock: bool = False) -> Approval:
+    """The approval with its decisions. Raises UnknownApproval."""
+    query = sql.SQL("SELECT {} FROM approvals WHERE interrupt_id = %s {}").format(
+        _COLUMNS, sql.SQL("FOR UPDATE" if lock else "")
+    )
+    rows = await (await conn.execute(query, (interrupt_id,))).fetchall()
+    if not rows:
+        raise UnknownApproval(interrupt_id)
+    return (await _with_decisions(conn, rows))[0]
+
+
+async def approvals_of(conn: Connection, thread_ids: Sequence[str]) -> dict[str, list[Approval]]:
+    """Every approval of these threads by thread id, oldest first."""
+    query = sql.SQL("SELECT {} FROM approvals WHERE thread_id = ANY(%s) ORDER BY requested_at").format(_COLUMNS)
+    rows = await (await conn.execute(query, (list(thread_ids),))).fetchall()
+    found: dict[str, list[Approval]] = {thread_id: [] for thread_id in thread_ids}
+    for approval in await _with_decisions(conn, rows):
+        found[approval.thread_id].append(approval)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decided:
+    """What `decide` found or made: the approval as it is now. `recorded` is False if nothing had to be written."""
+
+    approval: Approval
+    recorded: bool
+
+
+async def decide(conn: Connection, interrupt_id: str, person: Person, verdict: Verdict) -> Decided:
+    """Record one person's verdict, in a transaction of its own, and settle the approval if that settles it.
+
+    Returns only after the commit, so the door may answer. Safe to repeat: the same verdict again, by anyone who may
+    decide, records nothing and succeeds. Raises UnknownApproval, NotAllowed, StaleRequest, ApprovalExpired, or
+    AlreadyDecided if the approval was settled the other way.
+    """
+    async with conn.transaction():
+        approval = await approval_of(conn, interrupt_id, lock=True)
+        _check_person(approval, person)
+        if verdict.request_hash not in (None, approval.request_hash):
+            raise StaleRequest(interrupt_id)
+        if approval.status != "pending":
+            _check_same(approval, verdict)
+            return Decided(approval=approval, recorded=False)
+        await _check_time(conn, approval)
+        recorded = await _record(conn, approval, person, verdict)
+        approval = await approval_of(conn, interrupt_id)
+        if recorded:
+            await _settle_if_decided(conn, approval)
+            approval = await approval_of(conn, interrupt_id)
+        return Decided(approval=approval, recorded=recorded)
+
+
+async def expire_overdue(conn: Connection, *, limit: int = 100) -> int:
+    """Settle pending approvals whose time is over as `expired`; how many. Locked ones are being decided: skipped."""
+    async with conn.transaction():
+        rows = await conn.execute(
+            "UPDATE approvals SET status = 'expired', settled_at = clock_timestamp() WHERE interrupt_id IN ("
+            "SELECT interrupt_id FROM approvals WHERE status = 'pending' AND expires_at <= clock_timestamp()"
+            " ORDER BY expires_at LIMIT %s FOR UPDATE SKIP LOCKED) RETURNING interrupt_id, thread_id",
+            (limit,),
+        )
+        expired = await rows.fetchall()
+        for row in expired:
+            await notices.change_card(conn, row["interrupt_id"])
+            await threads.wake(conn, row["thread_id"])
+    return len(expired)
+
+
+def _check_person(approval: Approval, person: Person) -> None:
+    if person.trusted:
+        return
+    if approval.requested_by in person.names:
+        raise NotAllowed(person.name, "nobody decides a request of their own")
+    if not names_person(approval.approvers, person):
+        who = ", ".join(approval.approvers) or "nobody is, so only the command line can: set APPROVERS"
+        raise NotAllowed(person.name, f"not on the list of approvers ({who})")
+
+
+def _check_same(approval: Approval, verdict: Verdict) -> None:
+    """Pass if the settled approval says what the verdict says."""
+    if approval.status == {"approve": "approved", "reject": "rejected"}[verdict.verdict]:
+        return
+    if approval.status == "expired" and approval.settled_at is not None:
+        raise ApprovalExpired(approval.interrupt_id, approval.expires_at or approval.settled_at)
+    by = approval.settled_by
+    raise AlreadyDecided(
+        approval.interrupt_id, approval.status, by.person_name if by else "the flow", approval.settled_at
+    )
+
+
+async def _check_time(conn: Connection, approval: Approval) -> None:
+    """The database's clock is the only one: two machines must not disagree about a deadline."""
+    if approval.expires_at is None:
+        return
+    row = await (await conn.execute("SELECT %s <= clock_timestamp() AS over", (approval.expires_at,))).fetchone()
+    if row is None or row["over"]:
+        raise ApprovalExpired(approval.interrupt_id, approval.expires_at)
+
+
+async def _record(conn: Connection, approval: Approval, person: Person, verdict: Verdict) -> bool:
+    """Write the verdict; while the approval is pending an approve may be turned into a reject, never back."""
+    rows = await conn.execute(
+        "INSERT INTO decisions (interrupt_id, person, person_name, verdict, door, reason)"
+        " VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (interrupt_id, person) DO UPDATE"
+        " SET verdict = EXCLUDED.verdict, door = EXCLUDED.door, reason = EXCLUDED.reason,"
+        " decided_at = EXCLUDED.decided_at WHERE decisions.verdict = 'approve' AND EXCLUDED.verdict = 'reject'",
+        (approval.interrupt_id, person.key, person.name, verdict.verdict, verdict.door, verdict.reason),
+    )
+    return rows.rowcount == 1
+
+
+async def _settle_if_decided(conn: Connection, approval: Approval) -> None:
+    verdicts = [decision.verdict for decision in approval.decisions]
+    if "reject" in verdicts:
+        status = "rejected"
+    elif verdicts.count("approve") >= approval.required:
+        status = "approved"
+    else:
+        await notices.change_card(conn, approval.interrupt_id)
+        return
+    await conn.execute(
+        "UPDATE approvals SET status = %s, settled_at = clock_timestamp() WHERE interrupt_id = %s",
+        (status, approval.interrupt_id),
+    )
+    await notices.change_card(conn, approval.interrupt_id)
+    await threads.wake(conn, approval.thread_id)
+
+
+async def _with_decisions(conn: Connection, rows: Sequence[dict[str, Any]]) -> list[Approval]:
+    if not rows:
+        return []
+    cursor = await conn.execute(
+        "SELECT interrupt_id, person, person_name, verdict, door, reason, decided_at FROM decisions"
+        " WHERE interrupt_id = ANY(%s) ORDER BY decided_at",
+        ([row["interrupt_id"] for row in rows],),
+    )
+    made: dict[str, list[Decision]] = {}
+    for decision in await cursor.fetchall():
+        made.setdefault(decision.pop("interrupt_id"), []).append(Decision(**decision))
+    return [
+        Approval(**row | {"approvers": tuple(row["approvers"]), "decisions": tuple(made.get(row["interrupt_id"], ()))})
+        for row in rows
+    ]

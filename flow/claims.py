@@ -1,0 +1,133 @@
+"""The claim flow: intake > decide > approve > pay.
+
+    intake    looks at the claim (the model's advice comes here)
+    decide    asks the policy how many tiers must approve, once, and keeps the answer in the state
+    approve   waits for one tier; a conditional edge sends the thread through it again for the next one
+    pay       pays, after checking that exactly this was approved
+
+State is short plain scalars: strings are copied into every checkpoint, so the note stays in the thread's row. Whatever
+is not the same each time (the policy, the model) is written to the state once and read from there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, TypedDict
+
+from langgraph.graph import END, START, StateGraph
+from langgraph.runtime import Runtime
+from langgraph.types import interrupt
+
+from flow import payments
+from flow.approvals import approvals_of
+from flow.errors import NotApproved
+from flow.model import Claim, request_hash
+from flow.pen import Pen
+from flow.policy import Tier
+
+NAME = "claims"
+# Part of every request's hash: raise it when a change alters what an approval means.
+VERSION = "1"
+
+
+class State(TypedDict, total=False):
+    """`tiers` is a list of Tier fields; `tier` counts those that have approved."""
+
+    thread_id: str
+    amount: str
+    currency: str
+    payee: str
+    tiers: list[dict[str, Any]]
+    tier: int
+    approved: bool
+    reference: str
+
+
+def initial_state(thread_id: str, claim: Claim) -> State:
+    return {
+        "thread_id": thread_id,
+        "amount": str(claim.amount),
+        "currency": claim.currency,
+        "payee": claim.payee,
+    }
+
+
+async def intake(state: State) -> State:
+    return {"tier": 0}
+
+
+async def decide(state: State, runtime: Runtime[Pen]) -> State:
+    tiers = runtime.context.policy.tiers_of(_claim_of(state))
+    return {"tiers": [asdict(tier) for tier in tiers], "approved": not tiers}
+
+
+async def approve(state: State) -> State:
+    # Nothing but the interrupt: whatever stood before it would run again at the answer.
+    verdict = interrupt(_request_of(state))
+    # Strictly: a truthy answer of any other shape is not an approval.
+    approved = isinstance(verdict, dict) and verdict.get("approved") is True
+    return {"approved": approved, "tier": state["tier"] + 1}
+
+
+async def pay(state: State, runtime: Runtime[Pen]) -> State:
+    claim, thread_id = _claim_of(state), state["thread_id"]
+    async with runtime.context.tx() as conn:
+        approvals = (await approvals_of(conn, [thread_id]))[thread_id]
+        granted = {a.tier for a in approvals if a.status == "approved" and a.request_hash == _hash(state, a.tier, a.interrupt_id)}
+        if missing := [tier["name"] for tier in state["tiers"] if tier["name"] not in granted]:
+            raise NotApproved(f"not paid: {claim.amount} {claim.currency} was not approved in this form by {missing}")
+        payment = await payments.pay(conn, thread_id, claim)
+    return {"reference": payment.reference}
+
+
+def build() -> StateGraph[State, Pen]:
+    """The graph, not compiled: whoever drives it brings the saver."""
+    graph = StateGraph(State, context_schema=Pen)
+    for name, node in (("intake", intake), ("decide", decide), ("approve", approve), ("pay", pay)):
+        graph.add_node(name, node)
+    graph.add_edge(START, "intake")
+    graph.add_edge("intake", "decide")
+    graph.add_conditional_edges("decide", _after_a_tier, ["approve", "pay", END])
+    graph.add_conditional_edges("approve", _after_a_tier, ["approve", "pay", END])
+    graph.add_edge("pay", END)
+    return graph
+
+
+def read_request(thread_id: str, interrupt_id: str, value: Any) -> tuple[Tier, dict[str, Any], str]:
+    """The tier to ask, what to show, and its hash, of an interrupt of this flow."""
+    tier = Tier(**value["tier"] | {"approvers": tuple(value["tier"]["approvers"])})
+    shown = {name: value[name] for name in ("amount", "currency", "payee")}
+    claim = Claim.of_input(shown)
+    digest = request_hash(
+        thread_id=thread_id, interrupt_id=interrupt_id, tier=tier.name, flow_version=VERSION, claim=claim
+    )
+    return tier, shown, digest
+
+
+def _after_a_tier(state: State) -> str:
+    if state["tier"] > 0 and not state["approved"]:
+        return END
+    return "approve" if state["tier"] < len(state["tiers"]) else "pay"
+
+
+def _request_of(state: State) -> dict[str, Any]:
+    return {
+        "amount": state["amount"],
+        "currency": state["currency"],
+        "payee": state["payee"],
+        "tier": state["tiers"][state["tier"]],
+    }
+
+
+def _claim_of(state: State) -> Claim:
+    return Claim.of_input({name: state[name] for name in ("amount", "currency", "payee")})  # type: ignore[literal-required]
+
+
+def _hash(state: State, tier: str, interrupt_id: str) -> str:
+    return request_hash(
+        thread_id=state["thread_id"],
+        interrupt_id=interrupt_id,
+        tier=tier,
+        flow_version=VERSION,
+        claim=_claim_of(state),
+    )

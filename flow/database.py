@@ -1,0 +1,236 @@
+"""Connections, migrations, the bell, and the locks that say who is here.
+
+Every connection is autocommit with dict rows, which LangGraph's saver needs; a transaction is always visible as
+`async with conn.transaction()`. Knows nothing of threads or approvals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator
+from enum import IntEnum
+from importlib import resources
+from typing import Any, Literal
+
+import psycopg
+from psycopg import AsyncConnection, errors
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import DictRow, dict_row
+
+from flow.embedded import embedded_url
+from flow.errors import DatabaseUnavailable, LocksUnusable, SettingError
+from flow.settings import Settings
+
+Connection = AsyncConnection[DictRow]
+Role = Literal["drive", "door", "listen"]
+
+OLDEST_POSTGRES = 140000
+
+# The truth behind the bell: work that nobody announced is found this late.
+POLL_S = 2.0
+
+_CHANNEL = "claim_flow"
+
+# First half of our two-integer advisory keys ("clfl"); thread locks use the one-bigint space, so they never meet.
+_LOCK_CLASS = 0x636C666C
+
+
+class Lock(IntEnum):
+    """Second half of the key: what the lock says."""
+
+    MIGRATION = 1
+    WORKER = 2
+    DELIVERER = 3
+    SELF_TEST = 4
+
+
+# A killed process frees its locks within half a second even while its backend runs a statement; a machine that
+# vanished frees them within 25 s (libpq's own keepalives only notice a dead server).
+_EVERY_SESSION = {
+    "client_connection_check_interval": "500ms",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "25000",
+    "timezone": "UTC",
+}
+_SESSION: dict[Role, dict[str, str]] = {
+    # A drive that hangs inside a transaction of ours loses it, and its thread lock with it.
+    "drive": {"idle_in_transaction_session_timeout": "60s"},
+    # Slack gives a click three seconds; a door that cannot lock in two says so in time.
+    "door": {"lock_timeout": "2s", "idle_in_transaction_session_timeout": "10s"},
+    "listen": {},
+}
+
+
+def database_url(settings: Settings) -> str:
+    """DATABASE_URL, checked, or the URL of the embedded server, which is started if need be."""
+    if settings.database_url is None:
+        return embedded_url(settings.claim_flow_home)
+    url = settings.database_url.get_secret_value()
+    try:
+        conninfo_to_dict(url)
+    except psycopg.ProgrammingError as exc:
+        raise SettingError(f"DATABASE_URL is not a libpq URL such as postgresql://user@host/name: {exc}") from exc
+    return url
+
+
+def session_conninfo(url: str, role: Role) -> str:
+    """The URL with this role's session settings and our defaults added; what the URL says itself stays."""
+    given: dict[str, Any] = conninfo_to_dict(url)
+    options = " ".join(f"-c {name}={value}" for name, value in (_EVERY_SESSION | _SESSION[role]).items())
+    return make_conninfo(
+        url,
+        options=f"{options} {given.get('options') or ''}".strip(),
+        application_name=given.get("application_name") or f"claim_flow {role}",
+        connect_timeout=given.get("connect_timeout") or 10,
+    )
+
+
+async def connect(url: str, role: Role) -> Connection:
+    """A new connection for this role. Raises DatabaseUnavailable."""
+    try:
+        conn = await AsyncConnection.connect(
+            session_conninfo(url, role), autocommit=True, prepare_threshold=0, row_factory=dict_row
+        )
+    except psycopg.OperationalError as exc:
+        raise DatabaseUnavailable(f"no connection to the database: {str(exc).strip()} (DATABASE_URL)") from exc
+    if conn.info.server_version < OLDEST_POSTGRES:
+        await conn.close()
+        raise DatabaseUnavailable(f"Postgres {conn.info.server_version // 10000} is too old: 14 is the oldest that works")
+    return conn
+
+
+# Migrations
+
+
+async def ensure_schema(url: str, conn: Connection) -> None:
+    """Bring our tables up to date; one SELECT when they are. Safe in any number of processes at once."""
+    known = _migrations()
+    if await _schema_version(conn) >= known[-1][0]:
+        return
+    async with await connect(url, "drive") as own, exclusively(own, Lock.MIGRATION):
+        await own.execute(
+            "CREATE TABLE IF NOT EXISTS claim_flow_migrations ("
+            "version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT clock_timestamp())"
+        )
+        present = await _schema_version(own)
+        for version, statements in known:
+            if version > present:
+                async with own.transaction():
+                    await own.execute(statements.encode(), prepare=False)
+                    await own.execute("INSERT INTO claim_flow_migrations (version) VALUES (%s)", (version,))
+
+
+@contextlib.asynccontextmanager
+async def exclusively(conn: Connection, lock: Lock) -> AsyncIterator[None]:
+    """Hold one of our locks alone. It is polled for: a waiter inside a blocking lock function holds a snapshot, and
+    CREATE INDEX CONCURRENTLY (in LangGraph's own set-up) waits for that one: a deadlock."""
+    for _ in range(1200):
+        row = await (await conn.execute("SELECT pg_try_advisory_lock(%s, %s) AS got", (_LOCK_CLASS, lock))).fetchone()
+        if row is not None and row["got"]:
+            break
+        await asyncio.sleep(0.05)
+    else:
+        raise DatabaseUnavailable("another process has been setting up this database for a minute: look at it, or wait")
+    try:
+        yield
+    finally:
+        if not conn.closed:
+            await conn.execute("SELECT pg_advisory_unlock(%s, %s)", (_LOCK_CLASS, lock))
+
+
+def _migrations() -> list[tuple[int, str]]:
+    """Every numbered file of flow/migrations, in order."""
+    folder = resources.files("flow") / "migrations"
+    found = [(int(m[1]), file) for file in folder.iterdir() if (m := re.match(r"(\d{4})_.*\.sql$", file.name))]
+    return [(version, file.read_text()) for version, file in sorted(found, key=lambda pair: pair[0])]
+
+
+async def _schema_version(conn: Connection) -> int:
+    try:
+        row = await (await conn.execute("SELECT max(version) AS version FROM claim_flow_migrations")).fetchone()
+    except errors.UndefinedTable:
+        return 0
+    return (row and row["version"]) or 0
+
+
+# The bell
+
+
+async def ring(conn: Connection) -> None:
+    """Wake workers and deliverers when the surrounding transaction commits. It carries nothing."""
+    await conn.execute(f"NOTIFY {_CHANNEL}")
+
+
+async def wakes(url: str, *, present_as: tuple[Lock, ...] = ()) -> AsyncIterator[bool]:
+    """Yield True at every bell and every POLL_S, and False while the database is away, for ever.
+
+    The first True comes at once, and again after each reconnect: what happened meanwhile was not announced.
+    While connected the process holds `present_as` in share mode, which is how others see that it is here.
+    """
+    pause = 0.1
+    while True:
+        try:
+            async with await connect(url, "listen") as conn:
+                for lock in present_as:
+                    await conn.execute("SELECT pg_advisory_lock_shared(%s, %s)", (_LOCK_CLASS, lock))
+                await conn.execute(f"LISTEN {_CHANNEL}")
+                pause = 0.1
+                while True:
+                    yield True
+                    async for _ in conn.notifies(timeout=POLL_S, stop_after=1):
+                        pass
+                    if conn.closed:
+                        break
+        except (psycopg.OperationalError, DatabaseUnavailable):
+            yield False
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, POLL_S)
+
+
+async def is_present(conn: Connection, lock: Lock) -> bool:
+    """Whether any process holds this lock. Read, never probed by locking: simultaneous probes would see each other."""
+    row = await (
+        await conn.execute(
+            "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND classid = %s AND objid = %s"
+            " AND objsubid = 2 AND granted"
+            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())) AS here",
+            (_LOCK_CLASS, int(lock)),
+        )
+    ).fetchone()
+    assert row is not None
+    return bool(row["here"])
+
+
+# The self-test of locks
+
+
+async def check_locks(url: str) -> None:
+    """Prove that session locks hold through this connection. Raises LocksUnusable.
+
+    Behind a transaction pooler two clients may share one server session: both would get every lock, or lose it
+    between two statements.
+    """
+    async with await connect(url, "drive") as one, await connect(url, "drive") as two:
+        key = (_LOCK_CLASS, int(Lock.SELF_TEST))
+        await one.execute("SELECT pg_advisory_lock_shared(%s, %s)", key)
+        before = await _backend_pid(one)
+        async with two.transaction():
+            row = await (await two.execute("SELECT pg_try_advisory_lock(%s, %s) AS got", key)).fetchone()
+            other = await _backend_pid(two)
+            after = await _backend_pid(one)
+        await one.execute("SELECT pg_advisory_unlock_shared(%s, %s)", key)
+        if row is None or row["got"] or before != after or before == other:
+            raise LocksUnusable(
+                "session locks do not hold through DATABASE_URL (a transaction pooler such as PgBouncer?):"
+                " two processes could pay one thread. Give the server's own address, or a pooler in session mode"
+            )
+
+
+async def _backend_pid(conn: Connection) -> int:
+    row = await (await conn.execute("SELECT pg_backend_pid() AS pid")).fetchone()
+    assert row is not None
+    return int(row["pid"])

@@ -1,0 +1,210 @@
+"""`drive`: take a thread as far as it can go now. The only caller of LangGraph.
+
+Recovery is not a special path: a drive looks at the checkpoint and goes on from there, whoever died before.
+
+    no checkpoint yet                      run from the start
+    at an interrupt, no approval row yet   write the approval and its card
+    at an interrupt, undecided             stop
+    at an interrupt, decided               resume it with the verdict, by its id
+    tasks left, none of them interrupted   run on
+    no tasks left                          close the thread from its rows
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import psycopg
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import Command, Interrupt, StateSnapshot
+from psycopg import errors
+
+from flow import claims, notices, threads
+from flow.approvals import approval_of, approvals_of, request_approval
+from flow.database import Connection, Lock, connect, exclusively
+from flow.errors import DriveFailed, NotApproved, UnknownApproval
+from flow.model import Approval, Claim, Thread
+from flow.payments import payments_of
+from flow.pen import Pen
+from flow.policy import Policy
+
+# How a drive ends when no step failed.
+Outcome = Literal["locked", "waiting", "over", "stuck"]
+
+Graph = CompiledStateGraph[Any, Any, Any, Any]
+
+
+def compile_graph() -> Graph:
+    """The claim graph, compiled once per process (2 ms); each drive copies it with its own saver."""
+    return claims.build().compile()
+
+
+async def drive(conn: Connection, thread_id: str, *, graph: Graph, policy: Policy) -> Outcome:
+    """Drive the thread on this connection until it waits for a person or is over.
+
+    `locked`: somebody else drives it. Raises DriveFailed if a step failed: the reason is in the thread's row, and it
+    is tried again later. A lost connection rises as it is: nothing more can be written, and nothing needs to be.
+    """
+    if not await threads.try_lock(conn, thread_id):
+        return "locked"
+    try:
+        return await _drive_locked(conn, thread_id, graph, policy)
+    except NotApproved as exc:
+        await _give_up(conn, thread_id, str(exc))
+        return "stuck"
+    except Exception as exc:
+        if conn.closed:
+            raise
+        reason = _in_words(exc)
+        await threads.put_off(conn, thread_id, reason)
+        raise DriveFailed(thread_id, reason) from exc
+    finally:
+        # A session that is gone has lost its locks already.
+        with contextlib.suppress(psycopg.OperationalError):
+            await threads.unlock(conn, thread_id)
+
+
+async def ensure_checkpoint_tables(url: str, conn: Connection) -> None:
+    """LangGraph's own tables, up to date; one SELECT when they are. Safe in any number of processes at once.
+
+    Its set-up races with itself and deadlocks under a blocking lock, so it runs under a polled one. Three of its
+    indexes repeat the primary keys, and are dropped.
+    """
+    newest = len(AsyncPostgresSaver.MIGRATIONS) - 1
+    with contextlib.suppress(errors.UndefinedTable):
+        row = await (await conn.execute("SELECT max(v) AS v FROM checkpoint_migrations")).fetchone()
+        if row is not None and row["v"] is not None and row["v"] >= newest:
+            return
+    async with await connect(url, "drive") as own, exclusively(own, Lock.MIGRATION):
+        await AsyncPostgresSaver(own).setup()
+        for table in ("checkpoints", "checkpoint_blobs", "checkpoint_writes"):
+            await own.execute(f"DROP INDEX IF EXISTS {table}_thread_id_idx")
+
+
+async def _drive_locked(conn: Connection, thread_id: str, graph: Graph, policy: Policy) -> Outcome:
+    thread = await threads.take(conn, thread_id)
+    if thread is None:
+        return await _untaken(conn, thread_id)
+    pen = Pen(conn, policy)
+    saver = AsyncPostgresSaver(conn)
+    saver.lock = pen.lock
+    run = _Run(graph.copy({"checkpointer": saver}), pen, thread_id)
+    state = await run.look()
+    while True:
+        if state.created_at is None:
+            state = await run.on(claims.initial_state(thread_id, Claim.of_input(thread.input)))
+        elif state.interrupts:
+            verdicts = await _verdicts_or_wait(pen, thread, state.interrupts)
+            if verdicts is None:
+                return "waiting"
+            if verdicts:
+                state = await run.on(Command(resume=verdicts))
+        elif state.tasks:
+            state = await run.on(None)
+        elif outcome := await _close(pen, thread):
+            return outcome
+        # A reason to drive may have been added since; `leave` compares with this.
+        thread = await threads.thread_of(conn, thread_id)
+
+
+class _Run:
+    """The graph of one drive, with its saver; notices when LangGraph does not move."""
+
+    def __init__(self, graph: Any, pen: Pen, thread_id: str) -> None:
+        self._graph, self._pen = graph, pen
+        self._config: RunnableConfig = {"configurable": {"thread_id": thread_id}}
+        self._place: tuple[object, ...] = ()
+
+    async def look(self) -> StateSnapshot:
+        state: StateSnapshot = await self._graph.aget_state(self._config)
+        return state
+
+    async def on(self, input: Any) -> StateSnapshot:
+        """Run until the next pause. Raises RuntimeError if that changed nothing: LangGraph ignores what it does not
+        know, such as an answer to an interrupt that is gone, and would do so for ever."""
+        await self._graph.ainvoke(input, self._config, context=self._pen, durability="sync")
+        state = await self.look()
+        place = (state.config["configurable"].get("checkpoint_id"), *(i.id for i in state.interrupts))
+        if place == self._place:
+            raise RuntimeError("the flow did not move on")
+        self._place = place
+        return state
+
+
+async def _verdicts_or_wait(
+    pen: Pen, thread: Thread, interrupts: Sequence[Interrupt]
+) -> dict[str, dict[str, Any]] | None:
+    """The answers that are there, by interrupt id. None: there is none yet, and the thread now waits.
+
+    One transaction with the approval rows locked: a decision either is seen here or waits until the thread waits,
+    and then wakes it. Empty: something happened meanwhile, look again.
+    """
+    async with pen.tx() as conn:
+        verdicts = {}
+        for pause in interrupts:
+            try:
+                approval = await approval_of(conn, pause.id, lock=True)
+            except UnknownApproval:
+                tier, request, digest = claims.read_request(thread.thread_id, pause.id, pause.value)
+                await request_approval(
+                    conn, thread, interrupt_id=pause.id, tier=tier, request=request, request_hash=digest
+                )
+                continue
+            if approval.status != "pending":
+                verdicts[pause.id] = _verdict_of(approval)
+        if verdicts or not await threads.leave(conn, thread, status="waiting"):
+            return verdicts
+    return None
+
+
+def _verdict_of(approval: Approval) -> dict[str, Any]:
+    """What the flow's `interrupt()` returns: `approved` is True only for an approval that was approved."""
+    return {
+        "approved": approval.status == "approved",
+        "status": approval.status,
+        "by": [decision.person for decision in approval.decisions],
+    }
+
+
+async def _close(pen: Pen, thread: Thread) -> Outcome | None:
+    """End the thread with the status that our rows give it. None: look again.
+
+    LangGraph's word is not enough: a renamed node also ends "normally", and unpaid.
+    """
+    async with pen.tx() as conn:
+        approvals = (await approvals_of(conn, [thread.thread_id]))[thread.thread_id]
+        payment = (await payments_of(conn, [thread.thread_id])).get(thread.thread_id)
+        settled = [a.status for a in approvals if a.status in ("rejected", "expired", "withdrawn")]
+        status = payment.status if payment else settled[-1] if settled else "stuck"
+        for approval in approvals:
+            await notices.change_card(conn, approval.interrupt_id)
+        if approvals:
+            await notices.post_reply(conn, approvals[-1].interrupt_id, thread.thread_id)
+        reason = "the flow ended without a payment or a refusal" if status == "stuck" else None
+        if not await threads.leave(conn, thread, status=status, reason=reason):
+            raise psycopg.Rollback
+        return "stuck" if status == "stuck" else "over"
+    return None
+
+
+async def _untaken(conn: Connection, thread_id: str) -> Outcome:
+    thread = await threads.thread_of(conn, thread_id)
+    if thread.over:
+        return "over"
+    await _give_up(conn, thread_id, thread.reason or f"{thread.attempts} drives died without a word")
+    return "stuck"
+
+
+async def _give_up(conn: Connection, thread_id: str, reason: str) -> None:
+    thread = await threads.thread_of(conn, thread_id)
+    await threads.leave(conn, thread, status="stuck", reason=reason)
+
+
+def _in_words(exc: BaseException) -> str:
+    """One line for a person, without control characters, which the row could not hold."""
+    text = " ".join(f"{type(exc).__name__}: {exc}".split())
+    return text.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")[:500]

@@ -1,0 +1,121 @@
+"""What can go wrong, one type per condition that a caller can act on.
+
+Every message says what to do next. `exit_code` is the command line's; `DESIGN`-wide meaning: 1 refused or failed, 2 usage.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+
+class FlowError(Exception):
+    """Base of everything that this project raises on purpose."""
+
+    exit_code = 1
+
+
+class BadInput(FlowError):
+    """A value that somebody typed cannot be used; nothing was written."""
+
+    exit_code = 2
+
+    def __init__(self, name: str, value: object, expected: str) -> None:
+        self.name, self.value = name, value
+        super().__init__(f"{name} {_shown(value)} is not usable: {expected}")
+
+
+class SettingError(FlowError):
+    """A setting is missing or wrong."""
+
+    exit_code = 2
+
+
+class DatabaseUnavailable(FlowError):
+    """The database cannot be reached, or does not let us do what we must."""
+
+
+class LocksUnusable(FlowError):
+    """Session advisory locks do not hold through this connection, so two processes could drive one thread."""
+
+
+class UnknownThread(FlowError):
+    """No thread has this id."""
+
+    def __init__(self, thread_id: str) -> None:
+        self.thread_id = thread_id
+        super().__init__(f"no thread {thread_id}: see `claim_flow.py list`, or start it with `claim_flow.py start`")
+
+
+class ThreadExists(FlowError):
+    """The thread was started before, with another input."""
+
+    def __init__(self, thread_id: str, was: str) -> None:
+        self.thread_id = thread_id
+        super().__init__(f"thread {thread_id} was started before with another input ({was}): choose another --thread")
+
+
+class NothingToDecide(FlowError):
+    """The thread waits for no decision."""
+
+    def __init__(self, thread_id: str, why: str) -> None:
+        self.thread_id = thread_id
+        super().__init__(f"thread {thread_id} waits for no decision: {why}")
+
+
+class UnknownApproval(FlowError):
+    """No approval has this interrupt id."""
+
+    def __init__(self, interrupt_id: str) -> None:
+        self.interrupt_id = interrupt_id
+        super().__init__(f"no approval has the interrupt id {_shown(interrupt_id)}")
+
+
+class NotAllowed(FlowError):
+    """The policy does not let this person decide this approval."""
+
+    def __init__(self, person: str, why: str) -> None:
+        self.person, self.why = person, why
+        super().__init__(f"{person} may not decide this: {why}")
+
+
+class AlreadyDecided(FlowError):
+    """The approval was settled with another verdict; the first one stands."""
+
+    def __init__(self, interrupt_id: str, status: str, by: str, at: datetime | None) -> None:
+        self.interrupt_id, self.status, self.by, self.at = interrupt_id, status, by, at
+        when = f" at {at:%Y-%m-%d %H:%M:%S %Z}" if at else ""
+        super().__init__(f"already {status} by {by}{when}: the first decision stands")
+
+
+class ApprovalExpired(FlowError):
+    """The approval's time is over."""
+
+    def __init__(self, interrupt_id: str, at: datetime) -> None:
+        self.interrupt_id, self.at = interrupt_id, at
+        super().__init__(f"this request expired at {at:%Y-%m-%d %H:%M:%S %Z}")
+
+
+class StaleRequest(FlowError):
+    """The person was shown another request than the one that would be decided."""
+
+    def __init__(self, interrupt_id: str) -> None:
+        self.interrupt_id = interrupt_id
+        super().__init__("the request has changed since it was shown: look at it again, then decide")
+
+
+class DriveFailed(FlowError):
+    """A step of the flow failed; the thread keeps its place and is tried again."""
+
+    def __init__(self, thread_id: str, reason: str) -> None:
+        self.thread_id, self.reason = thread_id, reason
+        super().__init__(f"thread {thread_id} stopped at a failed step: {reason}")
+
+
+class NotApproved(FlowError):
+    """A payment was about to be made that nobody approved in this form."""
+
+
+def _shown(value: object) -> str:
+    """The value as one short, printable, pure-ASCII word."""
+    text = ascii(value)
+    return text if len(text) <= 60 else text[:57] + "..."

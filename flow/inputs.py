@@ -1,0 +1,89 @@
+"""What people and programs type, checked before anything is written: thread ids, amounts, currencies, text.
+
+Each function returns the value in its one canonical form or raises BadInput, which names the value and what is expected.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+from flow.errors import BadInput
+from flow.model import Claim
+
+# It stands in URLs, in Slack and in an index.
+_THREAD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}", re.ASCII)
+_INTERRUPT_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
+# 15 digits before the point: the largest amount still has room for its decimals in every spreadsheet's doubles.
+_AMOUNT = re.compile(r"([0-9]{1,15})(?:\.([0-9]+))?", re.ASCII)
+# Postgres text and jsonb cannot hold NUL, UTF-8 cannot hold lone surrogates; other control characters only hide things.
+_UNSTORABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+
+MAX_NAME = 200
+MAX_NOTE = 10_000
+
+
+def parse_thread_id(text: str) -> str:
+    if not _THREAD_ID.fullmatch(text):
+        raise BadInput(
+            "thread id", text, "use up to 200 letters, digits and . _ : @ -, beginning with a letter or a digit"
+        )
+    return text
+
+
+def parse_interrupt_id(text: str) -> str:
+    if not _INTERRUPT_ID.fullmatch(text):
+        raise BadInput("interrupt id", text, "it is 32 hexadecimal digits, as `claim_flow.py show` prints it")
+    return text
+
+
+def parse_claim(*, amount: str, currency: str, payee: str = "", note: str = "") -> Claim:
+    """The claim that was typed. Raises BadInput for the first field that cannot be used."""
+    decimals = decimals_of(currency)
+    return Claim(
+        amount=parse_amount(amount, currency, decimals),
+        currency=currency,
+        payee=parse_text("payee", payee, MAX_NAME, lines=False),
+        note=parse_text("note", note, MAX_NOTE),
+    )
+
+
+def decimals_of(currency: str) -> int:
+    """How many decimals the currency has (ISO 4217). Raises BadInput unless it is legal tender somewhere today."""
+    from babel.core import get_global
+    from babel.numbers import get_currency_precision
+
+    current = {
+        code
+        for entries in get_global("territory_currencies").values()
+        for code, _start, end, tender in entries
+        if end is None and tender
+    }
+    if currency not in current:
+        raise BadInput("currency", currency, "use an ISO 4217 code such as USD, EUR or JPY, in capitals")
+    return get_currency_precision(currency)
+
+
+def parse_amount(text: str, currency: str, decimals: int) -> Decimal:
+    """A positive amount with exactly `decimals` decimals: "250" USD is Decimal("250.00")."""
+    match = _AMOUNT.fullmatch(text)
+    if match is None:
+        raise BadInput("amount", text, "write digits with an optional decimal point, such as 250 or 250.00")
+    if len(match[2] or "") > decimals:
+        some = f"at most {decimals} decimals" if decimals else "no decimals"
+        raise BadInput("amount", text, f"{currency} has {some}")
+    amount = Decimal(text).quantize(Decimal(1).scaleb(-decimals))
+    if amount == 0:
+        raise BadInput("amount", text, "it must be above zero")
+    return amount
+
+
+def parse_text(name: str, text: str, longest: int, *, lines: bool = True) -> str:
+    """Text that Postgres, JSON and a checkpoint can hold, unchanged."""
+    if bad := _UNSTORABLE.search(text):
+        raise BadInput(name, text, f"it contains the character {ascii(bad[0])}, which cannot be stored")
+    if not lines and ("\n" in text or "\r" in text):
+        raise BadInput(name, text, "it must be one line")
+    if len(text) > longest:
+        raise BadInput(name, text, f"it has {len(text)} characters, at most {longest} are kept")
+    return text

@@ -1,0 +1,172 @@
+"""The values that travel between modules: frozen, keyword-only, no behaviour beyond what they are.
+
+They know neither SQL nor Slack. Amounts are Decimal with the currency's own number of decimals; times are aware.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Literal
+
+VerdictName = Literal["approve", "reject"]
+
+# A thread with one of these statuses is never driven again.
+OVER = frozenset({"paid", "rejected", "expired", "withdrawn", "failed", "done"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What is to be paid: the built-in flow's input.
+
+    `amount` is exact, in units of `currency` (ISO 4217). `note` is the claimant's own text and is never trusted.
+    """
+
+    amount: Decimal
+    currency: str
+    payee: str = ""
+    note: str = ""
+
+    def as_input(self) -> dict[str, str]:
+        """The claim as the JSON object that is stored with its thread."""
+        return {"amount": str(self.amount), "currency": self.currency, "payee": self.payee, "note": self.note}
+
+    @classmethod
+    def of_input(cls, stored: dict[str, Any]) -> Claim:
+        return cls(
+            amount=Decimal(stored["amount"]),
+            currency=stored["currency"],
+            payee=stored.get("payee", ""),
+            note=stored.get("note", ""),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thread:
+    """One run of one flow, as its row says."""
+
+    thread_id: str
+    flow: str
+    flow_version: str
+    input: dict[str, Any]
+    requested_by: str
+    status: str
+    reason: str | None
+    wakes: int
+    attempts: int
+    due_at: datetime | None
+    created_at: datetime
+
+    @property
+    def over(self) -> bool:
+        return self.status in OVER
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """One person's verdict on an approval."""
+
+    person: str
+    person_name: str
+    verdict: VerdictName
+    door: str
+    reason: str
+    decided_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Approval:
+    """One request for a decision, keyed by the LangGraph interrupt id (32 hex digits)."""
+
+    interrupt_id: str
+    thread_id: str
+    tier: str
+    request: dict[str, Any]
+    request_hash: str
+    requested_by: str
+    approvers: tuple[str, ...]
+    required: int
+    status: str
+    requested_at: datetime
+    expires_at: datetime | None
+    settled_at: datetime | None
+    decisions: tuple[Decision, ...] = ()
+
+    @property
+    def settled_by(self) -> Decision | None:
+        """The decision that settled it: a rejection if there is one, else the last approval."""
+        if self.status not in ("approved", "rejected"):
+            return None
+        wanted = "reject" if self.status == "rejected" else "approve"
+        return next((d for d in reversed(self.decisions) if d.verdict == wanted), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a door hands to `decide`: the verdict, and the hash of the request that the person was shown.
+
+    `request_hash` is None only for doors that show the row itself (the command line).
+    """
+
+    verdict: VerdictName
+    door: str
+    reason: str = ""
+    request_hash: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Person:
+    """Who decides. `key` is what is recorded; `names` are all names that the door vouches for, the key among them.
+
+    An approver list names a person if it holds one of `names`. `trusted` is the command line: whoever types there
+    has the database anyway.
+    """
+
+    key: str
+    name: str
+    names: frozenset[str]
+    trusted: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Payment:
+    """Our row of a payment; `reference` is the provider's id."""
+
+    id: int
+    thread_id: str
+    amount: Decimal
+    currency: str
+    payee: str
+    provider: str
+    reference: str
+    status: str
+    paid_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """An outbox row that a deliverer has leased: `attempt` is its fence, `version` what it must show at least."""
+
+    id: int
+    kind: Literal["card", "reply"]
+    interrupt_id: str
+    thread_id: str
+    version: int
+    attempt: int
+    ambiguous: bool
+
+
+def request_hash(*, thread_id: str, interrupt_id: str, tier: str, flow_version: str, claim: Claim) -> str:
+    """The fingerprint of exactly what is asked for: 64 hex digits, the same in every process and release.
+
+    Shown on the card, carried by the button, checked at the decision and again before the payment.
+    """
+    canonical = json.dumps(
+        [thread_id, interrupt_id, str(claim.amount), claim.currency, claim.payee, tier, flow_version],
+        ensure_ascii=True,
+        separators=(",", ":"),
+    )
+    return hashlib.sha256(canonical.encode()).hexdigest()

@@ -1,0 +1,111 @@
+"""The outbox: what the outside must be told, written in the transaction that makes it true.
+
+A `card` is one standing row per approval: it is due whenever what it shows has changed. A `reply` is said once, below
+the card. Any process may deliver: it leases a due row with a committed UPDATE, sends with no transaction open, and
+records the outcome only where the attempt is still its own.
+"""
+
+from __future__ import annotations
+
+from flow.database import Connection, ring
+from flow.model import Notice
+
+# Longer than a delivery can take (two calls of 10 s), short enough that a dead deliverer is not missed for long.
+LEASE_S = 30.0
+
+
+async def post_card(conn: Connection, interrupt_id: str, thread_id: str) -> None:
+    """The approval must be shown."""
+    await _insert(conn, "card", interrupt_id, thread_id)
+
+
+async def change_card(conn: Connection, interrupt_id: str) -> None:
+    """What the approval's card shows has changed: it must be shown again, after the delivery under way if any."""
+    await conn.execute(
+        "UPDATE notices SET version = version + 1,"
+        " due_at = CASE WHEN status = 'sending' THEN due_at ELSE clock_timestamp() END,"
+        " status = CASE WHEN status = 'sending' THEN status ELSE 'pending' END"
+        " WHERE interrupt_id = %s AND kind = 'card'",
+        (interrupt_id,),
+    )
+    await ring(conn)
+
+
+async def post_reply(conn: Connection, interrupt_id: str, thread_id: str) -> None:
+    """The outcome must be said below the card."""
+    await _insert(conn, "reply", interrupt_id, thread_id)
+
+
+async def lease(conn: Connection) -> Notice | None:
+    """Take the notice that has been due for longest, for LEASE_S; None if none is due.
+
+    A lease that ran out leaves it open whether the outside was told: the next one is `ambiguous`.
+    """
+    row = await (
+        await conn.execute(
+            "WITH next AS (SELECT id, status FROM notices WHERE due_at <= clock_timestamp()"
+            " ORDER BY due_at LIMIT 1 FOR UPDATE SKIP LOCKED)"
+            " UPDATE notices n SET status = 'sending', attempt = n.attempt + 1,"
+            " due_at = clock_timestamp() + %s * interval '1 second',"
+            " ambiguous = n.ambiguous OR next.status = 'sending' FROM next WHERE n.id = next.id"
+            " RETURNING n.id, n.kind, n.interrupt_id, n.thread_id, n.version, n.attempt, n.ambiguous",
+            (LEASE_S,),
+        )
+    ).fetchone()
+    return Notice(**row) if row else None
+
+
+async def mark_sent(conn: Connection, notice: Notice) -> None:
+    """The outside shows `notice.version`. If that is no longer the newest, the notice is due again."""
+    ours = await conn.execute(
+        "UPDATE notices SET status = CASE WHEN version = %(version)s THEN 'sent' ELSE 'pending' END,"
+        " due_at = CASE WHEN version = %(version)s THEN NULL ELSE clock_timestamp() END,"
+        " ambiguous = false, error = NULL WHERE id = %(id)s AND attempt = %(attempt)s AND status = 'sending'",
+        {"version": notice.version, "id": notice.id, "attempt": notice.attempt},
+    )
+    if ours.rowcount == 0:
+        # Another deliverer was faster, and our older text may have landed after its newer one: show it once more.
+        await change_card(conn, notice.interrupt_id)
+
+
+async def mark_later(conn: Connection, notice: Notice, *, wait_s: float, error: str, ambiguous: bool) -> None:
+    """Not delivered, or perhaps delivered (`ambiguous`): try again after `wait_s`."""
+    await conn.execute(
+        "UPDATE notices SET status = 'pending', due_at = clock_timestamp() + %s * interval '1 second', error = %s,"
+        " ambiguous = ambiguous OR %s WHERE id = %s AND attempt = %s AND status = 'sending'",
+        (wait_s, error, ambiguous, notice.id, notice.attempt),
+    )
+
+
+async def mark_failed(conn: Connection, notice: Notice, error: str) -> None:
+    """The outside refuses it for good; `retry_failed` tries it again once the cause is mended."""
+    await conn.execute(
+        "UPDATE notices SET status = 'failed', due_at = NULL, error = %s"
+        " WHERE id = %s AND attempt = %s AND status = 'sending'",
+        (error, notice.id, notice.attempt),
+    )
+
+
+async def retry_failed(conn: Connection) -> int:
+    """Make every failed notice due again; how many."""
+    rows = await conn.execute(
+        "UPDATE notices SET status = 'pending', due_at = clock_timestamp() WHERE status = 'failed'"
+    )
+    return rows.rowcount
+
+
+async def card_status(conn: Connection, interrupt_id: str) -> str | None:
+    """The delivery status of the approval's card."""
+    row = await (
+        await conn.execute("SELECT status FROM notices WHERE interrupt_id = %s AND kind = 'card'", (interrupt_id,))
+    ).fetchone()
+    return row["status"] if row else None
+
+
+async def _insert(conn: Connection, kind: str, interrupt_id: str, thread_id: str) -> None:
+    await conn.execute(
+        "INSERT INTO notices (kind, interrupt_id, thread_id) VALUES (%s, %s, %s)"
+        " ON CONFLICT (interrupt_id, kind) DO NOTHING",
+        (kind, interrupt_id, thread_id),
+    )
+    await ring(conn)

@@ -1,0 +1,28 @@
+"""The pen of a drive: its one connection, which also holds the thread's lock, and the lock that everyone shares.
+
+LangGraph's saver writes in the background on the same connection, so every statement of ours, in nodes too, runs
+under `tx()`. Whoever loses the connection loses lock and pen together: a stale process can write nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from flow.database import Connection
+from flow.policy import Policy
+
+
+class Pen:
+    """What a node gets as `runtime.context`."""
+
+    def __init__(self, conn: Connection, policy: Policy) -> None:
+        self.conn, self.policy = conn, policy
+        self.lock = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def tx(self) -> AsyncIterator[Connection]:
+        """A transaction on the drive's connection, alone on it. Not re-entrant: SQL only inside, no outside call."""
+        async with self.lock, self.conn.transaction():
+            yield self.conn

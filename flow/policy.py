@@ -1,0 +1,45 @@
+"""Who must approve what: tiers by amount, and the check of one person against one list.
+
+A tier's rules are copied into each approval when it is requested, so a later change of policy does not reach it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+
+from flow.model import Claim, Person
+
+# A claim in a currency that is not listed always needs an approval: 100 of an unknown unit may be a fortune.
+LIMITS: Mapping[str, Decimal] = {"USD": Decimal(100)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tier:
+    """One round of approval: `required` distinct people out of `approvers` (empty: nobody can)."""
+
+    name: str
+    approvers: tuple[str, ...]
+    required: int = 1
+    expires_after_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """The built-in policy: one tier for every claim over its currency's limit."""
+
+    approvers: tuple[str, ...]
+    limits: Mapping[str, Decimal]
+
+    def tiers_of(self, claim: Claim) -> tuple[Tier, ...]:
+        """The tiers that must approve this claim, in order; none means that it may be paid at once."""
+        limit = self.limits.get(claim.currency)
+        if limit is not None and claim.amount <= limit:
+            return ()
+        return (Tier(name="approval", approvers=self.approvers),)
+
+
+def names_person(approvers: Collection[str], person: Person) -> bool:
+    """Whether the list names this person by any name that the door vouches for. An empty list names nobody."""
+    return not person.names.isdisjoint(approvers)

@@ -1,0 +1,98 @@
+"""Every setting, read once at the start of a command: from the environment, then from `.env`.
+
+A missing or wrong setting is a SettingError that names the setting and the fix.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from flow.errors import SettingError
+
+_SLACK_NAMES = ("SLACK_BOT_TOKEN", "SLACK_SIGNING_SECRET", "SLACK_CHANNEL")
+
+
+class Settings(BaseSettings):
+    """The field names in capitals are the environment's names; the README has the table."""
+
+    model_config = SettingsConfigDict(env_file=".env", env_file_encoding="utf-8", env_ignore_empty=True, extra="ignore")
+
+    database_url: SecretStr | None = None
+    claim_flow_home: Path = Path(".claim_flow")
+
+    approvers: str = ""
+
+    slack_bot_token: SecretStr | None = None
+    slack_signing_secret: SecretStr | None = None
+    slack_channel: str | None = None
+    slack_api_url: str = "https://slack.com/api/"
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=4000, ge=0, le=65535)
+
+    # How long one drive may take before its process is killed and the thread is taken over.
+    drive_timeout: float = Field(default=120.0, gt=0)
+    # Fresh processes that wait for a thread, each with an open connection and about 80 MB.
+    stand_by: int = Field(default=2, ge=1, le=64)
+
+    @field_validator("slack_api_url")
+    @classmethod
+    def _ends_with_a_slash(cls, url: str) -> str:
+        return url if url.endswith("/") else url + "/"
+
+    @field_validator("slack_channel")
+    @classmethod
+    def _is_a_channel_id(cls, channel: str | None) -> str | None:
+        if channel is not None and not re.fullmatch(r"[CGD][A-Z0-9]{2,}", channel):
+            raise ValueError("give the channel's id (C…), not its name: a name can change hands")
+        return channel
+
+    @field_validator("approvers")
+    @classmethod
+    def _names_people(cls, approvers: str) -> str:
+        for name in _split(approvers):
+            if not re.fullmatch(r"[UW][A-Z0-9]{2,}|slack:[TE][A-Z0-9]{2,}/[UW][A-Z0-9]{2,}", name):
+                raise ValueError(f"{name!r} is not a Slack member id: write U01ALICE or slack:T01TEAM/U01ALICE")
+        return approvers
+
+    @model_validator(mode="after")
+    def _slack_is_whole_or_off(self) -> Self:
+        missing = [name for name in _SLACK_NAMES if not getattr(self, name.lower())]
+        if 0 < len(missing) < len(_SLACK_NAMES):
+            raise ValueError(f"{' and '.join(missing)} not set: Slack needs {', '.join(_SLACK_NAMES)} together")
+        return self
+
+    @property
+    def slack_is_on(self) -> bool:
+        return self.slack_bot_token is not None
+
+    @property
+    def approver_names(self) -> tuple[str, ...]:
+        return tuple(_split(self.approvers))
+
+
+def read_settings() -> Settings:
+    """The settings of this process. Raises SettingError."""
+    try:
+        return Settings()
+    except ValidationError as exc:
+        raise SettingError("\n".join(_explained(dict(error)) for error in exc.errors())) from exc
+    except UnicodeDecodeError as exc:
+        raise SettingError(f".env is not UTF-8 text: {exc}") from exc
+
+
+def _split(names: str) -> list[str]:
+    return [name for part in names.split(",") if (name := part.strip())]
+
+
+def _explained(error: dict[str, object]) -> str:
+    place = error["loc"]
+    assert isinstance(place, tuple)
+    message = str(error["msg"]).removeprefix("Value error, ")
+    where = f"{str(place[0]).upper()}: " if place else ""
+    return f"{where}{message} (in the environment or .env; see .env.example)"

@@ -1,0 +1,195 @@
+"""The table that is also the queue: one row per thread, due when it wants to be driven.
+
+The caller owns the transaction. Whoever drives holds the thread's advisory lock on the same connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from flow.database import Connection, ring
+from flow.errors import ThreadExists, UnknownThread
+from flow.model import OVER, Claim, Thread
+
+# With the back-off below the last of them is about two hours after the first.
+MAX_ATTEMPTS = 20
+
+_COLUMNS = sql.SQL(
+    "thread_id, flow, flow_version, input, requested_by, status, reason, wakes, attempts, due_at, created_at"
+)
+# From 1 s to 10 min, and a quarter of jitter either way: failures that came together do not return together.
+_BACKOFF = sql.SQL(
+    "clock_timestamp() + least(600, power(2, least(attempts, 10) - 1)) * (0.75 + random() / 2) * interval '1 second'"
+)
+
+
+async def insert_thread(
+    conn: Connection, *, thread_id: str, flow: str, flow_version: str, input: dict[str, Any], requested_by: str
+) -> Thread:
+    """Start a thread: its row is due at once. The same input again returns the row as it is now.
+
+    Raises ThreadExists if the id was used with another flow or input.
+    """
+    async with conn.transaction():
+        await conn.execute(
+            "INSERT INTO threads (thread_id, flow, flow_version, input, requested_by)"
+            " VALUES (%s, %s, %s, %s, %s) ON CONFLICT (thread_id) DO NOTHING",
+            (thread_id, flow, flow_version, Jsonb(input), requested_by),
+        )
+        thread = await thread_of(conn, thread_id)
+        if thread.flow != flow or thread.input != input:
+            raise ThreadExists(thread_id, _input_in_words(thread))
+        await ring(conn)
+    return thread
+
+
+async def find_thread(conn: Connection, thread_id: str) -> Thread | None:
+    query = sql.SQL("SELECT {} FROM threads WHERE thread_id = %s").format(_COLUMNS)
+    row = await (await conn.execute(query, (thread_id,))).fetchone()
+    return Thread(**row) if row else None
+
+
+async def thread_of(conn: Connection, thread_id: str) -> Thread:
+    thread = await find_thread(conn, thread_id)
+    if thread is None:
+        raise UnknownThread(thread_id)
+    return thread
+
+
+async def latest_threads(conn: Connection, *, status: str | None, limit: int) -> list[Thread]:
+    """The newest threads first, by index whatever the table's size."""
+    where = sql.SQL("WHERE status = %(status)s") if status else sql.SQL("")
+    query = sql.SQL("SELECT {} FROM threads {} ORDER BY created_at DESC, thread_id LIMIT %(limit)s")
+    rows = await conn.execute(query.format(_COLUMNS, where), {"status": status, "limit": limit})
+    return [Thread(**row) for row in await rows.fetchall()]
+
+
+# Locks
+
+
+async def try_lock(conn: Connection, thread_id: str) -> bool:
+    """Become the thread's only driver for as long as this connection lives, or until `unlock`."""
+    row = await (
+        await conn.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0)) AS got", (thread_id,))
+    ).fetchone()
+    assert row is not None
+    return bool(row["got"])
+
+
+async def unlock(conn: Connection, thread_id: str) -> None:
+    await conn.execute("SELECT pg_advisory_unlock(hashtextextended(%s, 0))", (thread_id,))
+
+
+# Driving
+
+
+async def take(conn: Connection, thread_id: str) -> Thread | None:
+    """Begin a drive, under the thread's lock: committed before the graph runs, so that a killed drive is counted.
+
+    From the second attempt on the thread is also put off by the back-off. None if it is over, or used up.
+    """
+    query = sql.SQL(
+        "UPDATE threads SET driver_pid = pg_backend_pid(), driven_at = clock_timestamp(), attempts = attempts + 1,"
+        " due_at = CASE WHEN attempts > 0 THEN {backoff} ELSE due_at END"
+        " WHERE thread_id = %s AND status <> ALL(%s) AND attempts < %s RETURNING {columns}"
+    ).format(backoff=_BACKOFF, columns=_COLUMNS)
+    row = await (await conn.execute(query, (thread_id, list(OVER), MAX_ATTEMPTS))).fetchone()
+    return Thread(**row) if row else None
+
+
+async def leave(conn: Connection, thread: Thread, *, status: str, reason: str | None = None) -> bool:
+    """End a drive: the thread waits or is over. False if a reason to drive was added since it was taken."""
+    rows = await conn.execute(
+        "UPDATE threads SET status = %s, reason = %s, due_at = NULL, attempts = 0, driver_pid = NULL"
+        " WHERE thread_id = %s AND wakes = %s",
+        (status, reason, thread.thread_id, thread.wakes),
+    )
+    return rows.rowcount == 1
+
+
+async def put_off(conn: Connection, thread_id: str, reason: str) -> Thread:
+    """A drive failed: keep the reason and try again later, or give up as `stuck` after MAX_ATTEMPTS."""
+    query = sql.SQL(
+        "UPDATE threads SET reason = %(reason)s, driver_pid = NULL,"
+        " status = CASE WHEN attempts >= %(most)s THEN 'stuck' ELSE status END,"
+        " due_at = CASE WHEN attempts >= %(most)s THEN NULL ELSE {} END"
+        " WHERE thread_id = %(thread_id)s RETURNING {}"
+    ).format(_BACKOFF, _COLUMNS)
+    row = await (
+        await conn.execute(query, {"reason": reason, "most": MAX_ATTEMPTS, "thread_id": thread_id})
+    ).fetchone()
+    if row is None:
+        raise UnknownThread(thread_id)
+    return Thread(**row)
+
+
+async def wake(conn: Connection, thread_id: str) -> None:
+    """Add a reason to drive the thread now. Belongs in the transaction that made the reason true."""
+    await conn.execute(
+        "UPDATE threads SET wakes = wakes + 1, due_at = clock_timestamp(), status = 'running', attempts = 0"
+        " WHERE thread_id = %s",
+        (thread_id,),
+    )
+    await ring(conn)
+
+
+# What a worker sees
+
+
+@dataclass(frozen=True, kw_only=True)
+class Due:
+    """A thread that wants to be driven. `overdue`: somebody holds it for longer than a drive may take."""
+
+    thread_id: str
+    held: bool
+    overdue: bool
+
+
+# The session that holds the lock of thread t, if any.
+_HOLDER = """
+    pg_locks l ON l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
+    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND ((l.classid::bigint << 32) | l.objid::bigint) = hashtextextended(t.thread_id, 0)
+"""
+
+
+async def due_threads(conn: Connection, *, drive_timeout_s: float, limit: int) -> Sequence[Due]:
+    """What is due now, oldest first, and who of it is held."""
+    rows = await conn.execute(
+        "SELECT t.thread_id, l.pid IS NOT NULL AS held, coalesce(l.pid = t.driver_pid"
+        " AND t.driven_at < clock_timestamp() - %s * interval '1 second', false) AS overdue"
+        " FROM (SELECT thread_id, due_at, driver_pid, driven_at FROM threads"
+        " WHERE due_at <= clock_timestamp() ORDER BY due_at LIMIT %s) t"
+        f" LEFT JOIN {_HOLDER} ORDER BY t.due_at",
+        (drive_timeout_s, limit),
+    )
+    return [Due(**row) for row in await rows.fetchall()]
+
+
+async def evict_driver(conn: Connection, thread_id: str, *, drive_timeout_s: float) -> bool:
+    """End the session of a driver that overstayed; its lock and its pen go with it.
+
+    One statement matches lock, pid and time, so a driver that has finished meanwhile is never hit.
+    """
+    row = await (
+        await conn.execute(
+            f"SELECT pg_terminate_backend(l.pid, 2000) AS gone FROM threads t JOIN {_HOLDER}"
+            " WHERE t.thread_id = %s AND l.pid = t.driver_pid"
+            " AND t.driven_at < clock_timestamp() - %s * interval '1 second'",
+            (thread_id, drive_timeout_s),
+        )
+    ).fetchone()
+    return bool(row and row["gone"])
+
+
+def _input_in_words(thread: Thread) -> str:
+    try:
+        claim = Claim.of_input(thread.input)
+    except (KeyError, ArithmeticError):
+        return f"flow {thread.flow}"
+    return f"{claim.amount} {claim.currency}" + (f" to {claim.payee}" if claim.payee else "")
