@@ -1,1 +1,370 @@
+"""The command line. Each command imports what it needs when it runs: LangGraph alone costs a second.
 
+Exit codes: 0 done or waiting, 1 refused or failed, 2 usage. Results go to stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import json
+import sys
+from collections.abc import AsyncIterator, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from flow.errors import FlowError
+from flow.settings import Settings, read_settings
+
+if TYPE_CHECKING:
+    from flow.database import Connection
+    from flow.model import Approval, VerdictName
+    from flow.show import Story
+
+_thread = click.option("--thread", "thread_id", required=True, metavar="ID", help="The thread's id.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+def cli() -> None:
+    """Claims that pause for a person, survive anything, and are paid exactly once."""
+
+
+@cli.command()
+@_thread
+@click.option("--amount", required=True, metavar="N", help="What to pay, such as 250 or 250.00.")
+@click.option("--currency", default="USD", show_default=True, metavar="ISO", help="ISO 4217 code.")
+@click.option("--payee", default="", metavar="WHO", help="Who is paid.")
+@click.option("--note", default="", metavar="TEXT", help="What it is for.")
+@click.option("--by", default="", metavar="WHO", help="Who asks, such as U01ALICE.  [default: cli:USER]")
+@_json
+def start(thread_id: str, amount: str, currency: str, payee: str, note: str, by: str, as_json: bool) -> None:
+    """File a claim and take it as far as it can go now."""
+    from flow import inputs
+
+    inputs.parse_thread_id(thread_id)
+    claim = inputs.parse_claim(amount=amount, currency=currency, payee=payee, note=note)
+    requested_by = inputs.parse_text("--by", by, inputs.MAX_NAME, lines=False) or _user()
+
+    async def run(settings: Settings) -> None:
+        from flow.model import CLAIM_FLOW, CLAIM_FLOW_VERSION
+        from flow.threads import insert_thread
+
+        async with _database(settings) as (url, conn):
+            await insert_thread(
+                conn,
+                thread_id=thread_id,
+                flow=CLAIM_FLOW,
+                flow_version=CLAIM_FLOW_VERSION,
+                input=claim.as_input(),
+                requested_by=requested_by,
+            )
+            await _advance_and_report(settings, url, conn, thread_id, as_json=as_json)
+
+    _run(run)
+
+
+@cli.command()
+@_thread
+@click.option("--approve", "verdict", flag_value="approve", help="Let it go on.")
+@click.option("--reject", "verdict", flag_value="reject", help="End it unpaid.")
+@click.option("--interrupt", "interrupt_id", metavar="ID", help="Which request.  [default: the one that waits]")
+@click.option("--reason", default="", metavar="TEXT", help="Why; shown and stored.")
+@click.option("--by", default="", metavar="WHO", help="A note of who decided; recorded beside your user name.")
+@_json
+def resume(
+    thread_id: str, verdict: VerdictName | None, interrupt_id: str | None, reason: str, by: str, as_json: bool
+) -> None:
+    """Decide what a thread waits for, and take it as far as it can go now."""
+    from flow import inputs
+    from flow.model import Person, Verdict
+
+    if verdict is None:
+        raise click.UsageError("say --approve or --reject")
+    inputs.parse_thread_id(thread_id)
+    if interrupt_id is not None:
+        inputs.parse_interrupt_id(interrupt_id)
+    said = Verdict(verdict=verdict, door="cli", reason=inputs.parse_text("--reason", reason, inputs.MAX_NOTE))
+    note = inputs.parse_text("--by", by, inputs.MAX_NAME, lines=False)
+    # Whoever types here has the database anyway; --by changes what is shown, never who counts.
+    user = _user()
+    person = Person(key=user, name=f"{note} ({user})" if note else user, names=frozenset({user}), trusted=True)
+
+    async def run(settings: Settings) -> None:
+        from flow.approvals import decide
+
+        async with _database(settings) as (url, conn):
+            approval = await _approval_to_decide(conn, thread_id, interrupt_id)
+            await decide(conn, approval.interrupt_id, person, said)
+            await _advance_and_report(settings, url, conn, thread_id, as_json=as_json)
+
+    _run(run)
+
+
+@cli.command()
+@_thread
+@_json
+def show(thread_id: str, as_json: bool) -> None:
+    """Everything that is known of one thread."""
+    from flow import inputs
+
+    inputs.parse_thread_id(thread_id)
+
+    async def run(settings: Settings) -> None:
+        from flow.show import print_story
+
+        async with _database(settings) as (_url, conn):
+            story = await _story(conn, thread_id)
+        if as_json:
+            _print_json(story.as_json())
+        else:
+            print_story(story)
+
+    _run(run)
+
+
+@cli.command("list")
+@click.option("--status", metavar="S", help="Only threads with this status.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most this many.")
+@_json
+def list_(status: str | None, limit: int, as_json: bool) -> None:
+    """The newest threads."""
+    from flow.model import STATUSES
+
+    if status is not None and status not in STATUSES:
+        raise click.UsageError(f"--status is one of {', '.join(STATUSES)}")
+
+    async def run(settings: Settings) -> None:
+        from flow.show import print_list, stories_of
+        from flow.threads import latest_threads
+
+        async with _database(settings) as (_url, conn):
+            stories = await stories_of(conn, await latest_threads(conn, status=status, limit=limit))
+        if as_json:
+            _print_json([story.as_json() for story in stories])
+        else:
+            print_list(stories)
+
+    _run(run)
+
+
+@cli.command()
+def serve() -> None:
+    """Bot, worker and clock in one process: all that a small team needs."""
+    _serve(web=True, worker=True)
+
+
+@cli.command()
+def bot() -> None:
+    """The web server that Slack talks to, and the delivery of messages. Run as many as you like."""
+    _serve(web=True, worker=False)
+
+
+@cli.command()
+@click.option("--once", is_flag=True, help="Drive everything that is due, deliver, and exit.")
+def work(once: bool) -> None:
+    """Drive due threads, each in a fresh process, and deliver messages. Run as many as you like."""
+    if not once:
+        _serve(web=False, worker=True)
+        return
+
+    async def run(settings: Settings) -> None:
+        from flow.worker import Worker
+
+        async with _database(settings, checkpoints=True) as (url, conn):
+            worker = Worker(url, drive_timeout_s=settings.drive_timeout, stand_by=settings.stand_by)
+            await worker.run_once()
+            await _deliver(settings, conn)
+
+    _log_for_people()
+    _run(run)
+
+
+@cli.command()
+def deliver() -> None:
+    """Send what waits to be sent, and try again what Slack refused."""
+
+    async def run(settings: Settings) -> None:
+        from flow import notices
+
+        async with _database(settings) as (_url, conn):
+            if not settings.slack_is_on:
+                raise FlowError("Slack is off: set SLACK_BOT_TOKEN, SLACK_SIGNING_SECRET and SLACK_CHANNEL")
+            await notices.retry_failed(conn)
+            sent, failed = await _deliver(settings, conn)
+        click.echo(f"{sent} sent, {failed} not")
+        if failed:
+            raise FlowError("not everything was sent: the reasons are above")
+
+    _log_for_people()
+    _run(run)
+
+
+@cli.command()
+def setup() -> None:
+    """Make or update the tables. Every other command that needs them does this too."""
+
+    async def run(settings: Settings) -> None:
+        async with _database(settings, checkpoints=True) as (_url, conn):
+            click.echo(f"the database {conn.info.dbname} is ready (Postgres {conn.info.server_version // 10000})")
+
+    _run(run)
+
+
+@cli.group()
+def db() -> None:
+    """The embedded Postgres."""
+
+
+@db.command("stop")
+def db_stop() -> None:
+    """Stop the embedded Postgres; the next command starts it again."""
+
+    async def run(settings: Settings) -> None:
+        from flow.embedded import stop_embedded
+
+        stopped = stop_embedded(settings.claim_flow_home)
+        click.echo("stopped" if stopped else "it is not running")
+
+    _run(run)
+
+
+@cli.command()
+@_json
+def doctor(as_json: bool) -> None:
+    """Check the surroundings; each finding comes with its fix. Exit 1 if anything is wrong."""
+
+    async def run(settings: Settings) -> None:
+        from bot.doctor import examine
+
+        findings = [finding async for finding in examine(settings)]
+        if as_json:
+            _print_json([finding.as_json() for finding in findings])
+        else:
+            for finding in findings:
+                click.echo(f"{'ok   ' if finding.ok else 'WRONG'}  {finding.what}: {finding.found}")
+                if finding.fix:
+                    click.echo(f"       {finding.fix}")
+        if not all(finding.ok for finding in findings):
+            raise SystemExit(1)
+
+    _run(run)
+
+
+# What the commands share
+
+
+@contextlib.asynccontextmanager
+async def _database(settings: Settings, *, checkpoints: bool = False) -> AsyncIterator[tuple[str, Connection]]:
+    """The database, with our tables (and LangGraph's, for `checkpoints`) up to date: its URL and one connection."""
+    from flow.database import connect, database_url, ensure_schema
+
+    url = database_url(settings)
+    async with await connect(url, "door") as conn:
+        await ensure_schema(url, conn)
+        if checkpoints:
+            from flow.drive import ensure_checkpoint_tables
+
+            await ensure_checkpoint_tables(url, conn)
+        yield url, conn
+
+
+async def _story(conn: Connection, thread_id: str) -> Story:
+    from flow.show import stories_of
+    from flow.threads import thread_of
+
+    [story] = await stories_of(conn, [await thread_of(conn, thread_id)])
+    return story
+
+
+async def _approval_to_decide(conn: Connection, thread_id: str, interrupt_id: str | None) -> Approval:
+    """The approval that is meant: the one named, else the one that waits, else the last one."""
+    from flow.errors import NothingToDecide, UnknownApproval
+
+    story = await _story(conn, thread_id)
+    if interrupt_id is not None:
+        for approval in story.approvals:
+            if approval.interrupt_id == interrupt_id:
+                return approval
+        raise UnknownApproval(interrupt_id)
+    if story.approval is None:
+        paid = f", reference {story.payment.reference}" if story.payment else ""
+        raise NothingToDecide(thread_id, f"it is {story.thread.status}{paid}")
+    return story.approval
+
+
+async def _advance_and_report(settings: Settings, url: str, conn: Connection, thread_id: str, *, as_json: bool) -> None:
+    """Have the thread driven, say where it is now, and try to tell Slack."""
+    from flow.advance import advance
+    from flow.database import Lock, is_present
+    from flow.policy import policy_of
+    from flow.show import in_words
+
+    await advance(url, conn, thread_id, policy=policy_of(settings), drive_timeout_s=settings.drive_timeout)
+    story = await _story(conn, thread_id)
+    if as_json:
+        _print_json(story.as_json())
+    else:
+        click.echo(in_words(story))
+    sys.stdout.flush()
+    if settings.slack_is_on and story.approvals and not await is_present(conn, Lock.DELIVERER):
+        await _deliver(settings, conn)
+    if story.thread.status in ("stuck", "failed") or story.thread.put_off:
+        raise FlowError(f"thread {thread_id} did not get through: {story.thread.reason}")
+
+
+async def _deliver(settings: Settings, conn: Connection) -> tuple[int, int]:
+    """Send what is due now; how many were sent, and how many not. What was not stays for the next deliverer."""
+    if not settings.slack_is_on:
+        return 0, 0
+    from bot.deliver import Deliverer
+
+    async with Deliverer.of(settings) as deliverer:
+        return await deliverer.sweep(conn)
+
+
+def _serve(*, web: bool, worker: bool) -> None:
+    async def run(settings: Settings) -> None:
+        from bot.server import run_services
+
+        async with _database(settings, checkpoints=worker) as (url, _conn):
+            pass
+        await run_services(settings, url, web=web, worker=worker)
+
+    _log_for_people()
+    _run(run)
+
+
+def _run(command: Any) -> None:
+    """Run a command with the settings, and turn what it refuses into one line and an exit code."""
+    coroutine: Coroutine[Any, Any, None] = command(read_settings())
+    asyncio.run(coroutine)
+
+
+def _user() -> str:
+    return f"cli:{getpass.getuser()}"
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=True))
+
+
+def _log_for_people() -> None:
+    from bot.log import log_to_stderr
+
+    log_to_stderr()
+
+
+def main() -> None:
+    """The entry point of `claim-flow` and of this file."""
+    try:
+        cli()
+    except FlowError as exc:
+        click.echo(f"error: {exc}", err=True)
+        raise SystemExit(exc.exit_code) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -30,8 +30,8 @@ async def request_approval(
 ) -> None:
     """Ask for a decision: the row, and the card that shows it. A repeated request changes nothing."""
     inserted = await conn.execute(
-        "INSERT INTO approvals (interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers, required,"
-        " expires_at) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, clock_timestamp() + %s * interval '1 second')"
+        "INSERT INTO approvals (interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers,"
+        " required, expires_at) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, clock_timestamp() + %s * interval '1 second')"
         " ON CONFLICT (interrupt_id) DO NOTHING",
         (
             interrupt_id,

@@ -21,13 +21,9 @@ from langgraph.types import interrupt
 from flow import payments
 from flow.approvals import approvals_of
 from flow.errors import NotApproved
-from flow.model import Claim, request_hash
+from flow.model import CLAIM_FLOW_VERSION, Claim, request_hash
 from flow.pen import Pen
 from flow.policy import Tier
-
-NAME = "claims"
-# Part of every request's hash: raise it when a change alters what an approval means.
-VERSION = "1"
 
 
 class State(TypedDict, total=False):
@@ -52,7 +48,7 @@ def initial_state(thread_id: str, claim: Claim) -> State:
     }
 
 
-async def intake(state: State) -> State:
+async def intake(_state: State) -> State:
     return {"tier": 0}
 
 
@@ -73,7 +69,11 @@ async def pay(state: State, runtime: Runtime[Pen]) -> State:
     claim, thread_id = _claim_of(state), state["thread_id"]
     async with runtime.context.tx() as conn:
         approvals = (await approvals_of(conn, [thread_id]))[thread_id]
-        granted = {a.tier for a in approvals if a.status == "approved" and a.request_hash == _hash(state, a.tier, a.interrupt_id)}
+        granted = {
+            a.tier
+            for a in approvals
+            if a.status == "approved" and a.request_hash == _hash(state, a.tier, a.interrupt_id)
+        }
         if missing := [tier["name"] for tier in state["tiers"] if tier["name"] not in granted]:
             raise NotApproved(f"not paid: {claim.amount} {claim.currency} was not approved in this form by {missing}")
         payment = await payments.pay(conn, thread_id, claim)
@@ -83,8 +83,10 @@ async def pay(state: State, runtime: Runtime[Pen]) -> State:
 def build() -> StateGraph[State, Pen]:
     """The graph, not compiled: whoever drives it brings the saver."""
     graph = StateGraph(State, context_schema=Pen)
-    for name, node in (("intake", intake), ("decide", decide), ("approve", approve), ("pay", pay)):
-        graph.add_node(name, node)
+    graph.add_node("intake", intake)
+    graph.add_node("decide", decide)
+    graph.add_node("approve", approve)
+    graph.add_node("pay", pay)
     graph.add_edge(START, "intake")
     graph.add_edge("intake", "decide")
     graph.add_conditional_edges("decide", _after_a_tier, ["approve", "pay", END])
@@ -99,7 +101,7 @@ def read_request(thread_id: str, interrupt_id: str, value: Any) -> tuple[Tier, d
     shown = {name: value[name] for name in ("amount", "currency", "payee")}
     claim = Claim.of_input(shown)
     digest = request_hash(
-        thread_id=thread_id, interrupt_id=interrupt_id, tier=tier.name, flow_version=VERSION, claim=claim
+        thread_id=thread_id, interrupt_id=interrupt_id, tier=tier.name, flow_version=CLAIM_FLOW_VERSION, claim=claim
     )
     return tier, shown, digest
 
@@ -120,7 +122,7 @@ def _request_of(state: State) -> dict[str, Any]:
 
 
 def _claim_of(state: State) -> Claim:
-    return Claim.of_input({name: state[name] for name in ("amount", "currency", "payee")})  # type: ignore[literal-required]
+    return Claim.of_input({name: state[name] for name in ("amount", "currency", "payee")})
 
 
 def _hash(state: State, tier: str, interrupt_id: str) -> str:
@@ -128,6 +130,6 @@ def _hash(state: State, tier: str, interrupt_id: str) -> str:
         thread_id=state["thread_id"],
         interrupt_id=interrupt_id,
         tier=tier,
-        flow_version=VERSION,
+        flow_version=CLAIM_FLOW_VERSION,
         claim=_claim_of(state),
     )

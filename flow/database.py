@@ -99,7 +99,9 @@ async def connect(url: str, role: Role) -> Connection:
         raise DatabaseUnavailable(f"no connection to the database: {str(exc).strip()} (DATABASE_URL)") from exc
     if conn.info.server_version < OLDEST_POSTGRES:
         await conn.close()
-        raise DatabaseUnavailable(f"Postgres {conn.info.server_version // 10000} is too old: 14 is the oldest that works")
+        raise DatabaseUnavailable(
+            f"Postgres {conn.info.server_version // 10000} is too old: 14 is the oldest that works"
+        )
     return conn
 
 
@@ -165,6 +167,16 @@ async def ring(conn: Connection) -> None:
     await conn.execute(f"NOTIFY {_CHANNEL}")
 
 
+async def listen(conn: Connection) -> None:
+    await conn.execute(f"LISTEN {_CHANNEL}")
+
+
+async def wait_for_bell(conn: Connection, *, timeout_s: float) -> None:
+    """Return at the first bell, or after `timeout_s`."""
+    async for _ in conn.notifies(timeout=timeout_s, stop_after=1):
+        pass
+
+
 async def wakes(url: str, *, present_as: tuple[Lock, ...] = ()) -> AsyncIterator[bool]:
     """Yield True at every bell and every POLL_S, and False while the database is away, for ever.
 
@@ -177,14 +189,11 @@ async def wakes(url: str, *, present_as: tuple[Lock, ...] = ()) -> AsyncIterator
             async with await connect(url, "listen") as conn:
                 for lock in present_as:
                     await conn.execute("SELECT pg_advisory_lock_shared(%s, %s)", (_LOCK_CLASS, lock))
-                await conn.execute(f"LISTEN {_CHANNEL}")
+                await listen(conn)
                 pause = 0.1
-                while True:
+                while not conn.closed:
                     yield True
-                    async for _ in conn.notifies(timeout=POLL_S, stop_after=1):
-                        pass
-                    if conn.closed:
-                        break
+                    await wait_for_bell(conn, timeout_s=POLL_S)
         except (psycopg.OperationalError, DatabaseUnavailable):
             yield False
             await asyncio.sleep(pause)

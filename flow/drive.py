@@ -89,7 +89,7 @@ async def _drive_locked(conn: Connection, thread_id: str, graph: Graph, policy: 
     thread = await threads.take(conn, thread_id)
     if thread is None:
         return await _untaken(conn, thread_id)
-    pen = Pen(conn, policy)
+    pen = Pen(conn=conn, policy=policy)
     saver = AsyncPostgresSaver(conn)
     saver.lock = pen.lock
     run = _Run(graph.copy({"checkpointer": saver}), pen, thread_id)

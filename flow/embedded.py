@@ -93,11 +93,13 @@ def _start(data: Path) -> str:
     except Exception as exc:
         log = data / "log"
         raise DatabaseUnavailable(
-            f"the embedded Postgres under {data} did not start ({exc}): see {log}, or set DATABASE_URL to another server"
+            f"the embedded Postgres under {data} did not start ({exc}): see {log}, or set DATABASE_URL"
         ) from exc
     running = _postmaster_of(data)
     if running is None:
-        raise DatabaseUnavailable(f"the embedded Postgres under {data} stopped while it was started: see {data / 'log'}")
+        raise DatabaseUnavailable(
+            f"the embedded Postgres under {data} stopped while it was started: see {data / 'log'}"
+        )
     return running.url()
 
 

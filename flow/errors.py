@@ -1,6 +1,6 @@
-"""What can go wrong, one type per condition that a caller can act on.
+"""What can go wrong, one type per condition that a caller can act on. Every message says what to do next.
 
-Every message says what to do next. `exit_code` is the command line's; `DESIGN`-wide meaning: 1 refused or failed, 2 usage.
+`exit_code` is the command line's: 1 refused or failed, 2 usage.
 """
 
 from __future__ import annotations

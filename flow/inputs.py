@@ -1,6 +1,6 @@
-"""What people and programs type, checked before anything is written: thread ids, amounts, currencies, text.
+"""What people and programs type, checked before anything is written.
 
-Each function returns the value in its one canonical form or raises BadInput, which names the value and what is expected.
+Each function returns the value in its one canonical form, or raises BadInput, which names value and expectation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flow.model import Claim
 # It stands in URLs, in Slack and in an index.
 _THREAD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}", re.ASCII)
 _INTERRUPT_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
-# 15 digits before the point: the largest amount still has room for its decimals in every spreadsheet's doubles.
+# At most 15 digits before the point: more than any budget, and never near Decimal's 28 digits of precision.
 _AMOUNT = re.compile(r"([0-9]{1,15})(?:\.([0-9]+))?", re.ASCII)
 # Postgres text and jsonb cannot hold NUL, UTF-8 cannot hold lone surrogates; other control characters only hide things.
 _UNSTORABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
@@ -81,7 +81,7 @@ def parse_amount(text: str, currency: str, decimals: int) -> Decimal:
 def parse_text(name: str, text: str, longest: int, *, lines: bool = True) -> str:
     """Text that Postgres, JSON and a checkpoint can hold, unchanged."""
     if bad := _UNSTORABLE.search(text):
-        raise BadInput(name, text, f"it contains the character {ascii(bad[0])}, which cannot be stored")
+        raise BadInput(name, text, f"it contains the character {bad[0]!a}, which cannot be stored")
     if not lines and ("\n" in text or "\r" in text):
         raise BadInput(name, text, "it must be one line")
     if len(text) > longest:

@@ -14,6 +14,16 @@ from typing import Any, Literal
 
 VerdictName = Literal["approve", "reject"]
 
+# The built-in flow, named here so that whoever only files a claim need not import LangGraph. The version is part of
+# every request's hash: raise it when a change alters what an approval means.
+CLAIM_FLOW = "claims"
+CLAIM_FLOW_VERSION = "1"
+
+# What a thread can be.
+STATUSES = (
+    "running", "waiting", "paid", "rejected", "expired", "withdrawn", "failed", "stuck", "unknown", "done"
+)  # fmt: skip
+
 # A thread with one of these statuses is never driven again.
 OVER = frozenset({"paid", "rejected", "expired", "withdrawn", "failed", "done"})
 
@@ -46,7 +56,7 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Thread:
-    """One run of one flow, as its row says."""
+    """One run of one flow, as its row says. `put_off`: a step failed, and it will be tried again at `due_at`."""
 
     thread_id: str
     flow: str
@@ -59,6 +69,7 @@ class Thread:
     attempts: int
     due_at: datetime | None
     created_at: datetime
+    put_off: bool
 
     @property
     def over(self) -> bool:

@@ -7,8 +7,13 @@ records the outcome only where the attempt is still its own.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from flow.database import Connection, ring
 from flow.model import Notice
+
+# New messages go out at one a second and channel; changes of posted ones need not wait behind them.
+Lane = Literal["posts", "changes"]
 
 # Longer than a delivery can take (two calls of 10 s), short enough that a dead deliverer is not missed for long.
 LEASE_S = 30.0
@@ -36,14 +41,15 @@ async def post_reply(conn: Connection, interrupt_id: str, thread_id: str) -> Non
     await _insert(conn, "reply", interrupt_id, thread_id)
 
 
-async def lease(conn: Connection) -> Notice | None:
-    """Take the notice that has been due for longest, for LEASE_S; None if none is due.
+async def lease(conn: Connection, lane: Lane) -> Notice | None:
+    """Take the notice of this lane that has been due for longest, for LEASE_S; None if none is due.
 
     A lease that ran out leaves it open whether the outside was told: the next one is `ambiguous`.
     """
     row = await (
         await conn.execute(
             "WITH next AS (SELECT id, status FROM notices WHERE due_at <= clock_timestamp()"
+            f" AND (kind = 'card' AND version > 1) = {lane == 'changes'}"
             " ORDER BY due_at LIMIT 1 FOR UPDATE SKIP LOCKED)"
             " UPDATE notices n SET status = 'sending', attempt = n.attempt + 1,"
             " due_at = clock_timestamp() + %s * interval '1 second',"
@@ -92,6 +98,22 @@ async def retry_failed(conn: Connection) -> int:
         "UPDATE notices SET status = 'pending', due_at = clock_timestamp() WHERE status = 'failed'"
     )
     return rows.rowcount
+
+
+async def remember_message(conn: Connection, interrupt_id: str, channel: str, ts: str) -> None:
+    """A copy of the approval's card stands there."""
+    await conn.execute(
+        "INSERT INTO messages (channel, ts, interrupt_id) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING",
+        (channel, ts, interrupt_id),
+    )
+
+
+async def messages_of(conn: Connection, interrupt_id: str) -> list[tuple[str, str]]:
+    """Channel and ts of every copy of the approval's card, oldest first."""
+    rows = await conn.execute(
+        "SELECT channel, ts FROM messages WHERE interrupt_id = %s ORDER BY posted_at", (interrupt_id,)
+    )
+    return [(row["channel"], row["ts"]) for row in await rows.fetchall()]
 
 
 async def card_status(conn: Connection, interrupt_id: str) -> str | None:

@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 
 from flow.database import Connection
 from flow.policy import Policy
 
 
+@dataclass(frozen=True, kw_only=True)
 class Pen:
     """What a node gets as `runtime.context`."""
 
-    def __init__(self, conn: Connection, policy: Policy) -> None:
-        self.conn, self.policy = conn, policy
-        self.lock = asyncio.Lock()
+    conn: Connection
+    policy: Policy
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @contextlib.asynccontextmanager
     async def tx(self) -> AsyncIterator[Connection]:

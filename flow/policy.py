@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from flow.model import Claim, Person
+from flow.settings import Settings
 
 # A claim in a currency that is not listed always needs an approval: 100 of an unknown unit may be a fortune.
 LIMITS: Mapping[str, Decimal] = {"USD": Decimal(100)}
@@ -43,3 +44,8 @@ class Policy:
 def names_person(approvers: Collection[str], person: Person) -> bool:
     """Whether the list names this person by any name that the door vouches for. An empty list names nobody."""
     return not person.names.isdisjoint(approvers)
+
+
+def policy_of(settings: Settings) -> Policy:
+    """The policy that these settings ask for."""
+    return Policy(approvers=settings.approver_names, limits=LIMITS)

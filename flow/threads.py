@@ -20,7 +20,8 @@ from flow.model import OVER, Claim, Thread
 MAX_ATTEMPTS = 20
 
 _COLUMNS = sql.SQL(
-    "thread_id, flow, flow_version, input, requested_by, status, reason, wakes, attempts, due_at, created_at"
+    "thread_id, flow, flow_version, input, requested_by, status, reason, wakes, attempts, due_at, created_at,"
+    " coalesce(due_at > clock_timestamp() AND reason IS NOT NULL, false) AS put_off"
 )
 # From 1 s to 10 min, and a quarter of jitter either way: failures that came together do not return together.
 _BACKOFF = sql.SQL(
@@ -103,12 +104,16 @@ async def take(conn: Connection, thread_id: str) -> Thread | None:
 
 
 async def leave(conn: Connection, thread: Thread, *, status: str, reason: str | None = None) -> bool:
-    """End a drive: the thread waits or is over. False if a reason to drive was added since it was taken."""
+    """End a drive: the thread waits or is over. False if a reason to drive was added since it was taken.
+
+    It rings: somebody may be watching the row.
+    """
     rows = await conn.execute(
         "UPDATE threads SET status = %s, reason = %s, due_at = NULL, attempts = 0, driver_pid = NULL"
         " WHERE thread_id = %s AND wakes = %s",
         (status, reason, thread.thread_id, thread.wakes),
     )
+    await ring(conn)
     return rows.rowcount == 1
 
 
@@ -120,19 +125,18 @@ async def put_off(conn: Connection, thread_id: str, reason: str) -> Thread:
         " due_at = CASE WHEN attempts >= %(most)s THEN NULL ELSE {} END"
         " WHERE thread_id = %(thread_id)s RETURNING {}"
     ).format(_BACKOFF, _COLUMNS)
-    row = await (
-        await conn.execute(query, {"reason": reason, "most": MAX_ATTEMPTS, "thread_id": thread_id})
-    ).fetchone()
+    row = await (await conn.execute(query, {"reason": reason, "most": MAX_ATTEMPTS, "thread_id": thread_id})).fetchone()
     if row is None:
         raise UnknownThread(thread_id)
+    await ring(conn)
     return Thread(**row)
 
 
 async def wake(conn: Connection, thread_id: str) -> None:
     """Add a reason to drive the thread now. Belongs in the transaction that made the reason true."""
     await conn.execute(
-        "UPDATE threads SET wakes = wakes + 1, due_at = clock_timestamp(), status = 'running', attempts = 0"
-        " WHERE thread_id = %s",
+        "UPDATE threads SET wakes = wakes + 1, due_at = clock_timestamp(), status = 'running', attempts = 0,"
+        " reason = NULL WHERE thread_id = %s",
         (thread_id,),
     )
     await ring(conn)

@@ -98,12 +98,12 @@ CREATE TABLE notices (
 CREATE INDEX notices_due ON notices (due_at) WHERE due_at IS NOT NULL;
 CREATE INDEX notices_failed ON notices (id) WHERE status = 'failed';
 
--- Posted Slack messages: the copies of a request that must become true.
+-- Posted Slack messages: every copy of a request, all of which must become true.
 CREATE TABLE messages (
     channel      text NOT NULL,
     ts           text NOT NULL,
     interrupt_id text COLLATE "C" NOT NULL REFERENCES approvals,
     posted_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
-    PRIMARY KEY (channel, ts),
-    UNIQUE (interrupt_id, channel)
+    PRIMARY KEY (channel, ts)
 );
+CREATE INDEX messages_of_approval ON messages (interrupt_id);

@@ -1,0 +1,244 @@
+"""Notices to Slack: posts cards, keeps every copy of them true, says the outcome below.
+
+Slack has no idempotency key, so the SDK's retries are off: after a result that leaves it open whether Slack acted, the
+channel's history is searched for the interrupt id in the message's metadata before the one re-send. An update is always
+rendered from the rows, never from what was posted, so doing it twice is harmless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import psycopg
+from slack_sdk.errors import SlackApiError
+from slack_sdk.web.async_client import AsyncWebClient
+
+from bot import blocks
+from flow import notices
+from flow.approvals import approval_of
+from flow.database import Connection, Lock, connect, wakes
+from flow.errors import DatabaseUnavailable
+from flow.model import Approval, Notice, Payment, Thread
+from flow.payments import payments_of
+from flow.settings import Settings
+from flow.threads import thread_of
+
+log = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S = 10.0
+# Slack allows one message a second in a channel: https://api.slack.com/apis/rate-limits
+_BETWEEN_POSTS_S = 1.0
+_LONGEST_WAIT_S = 30.0
+_CARD_EVENT, _REPLY_EVENT = "approval_requested", "approval_outcome"
+# Slack failed inside, perhaps after it acted.
+_AMBIGUOUS_ERRORS = {"internal_error", "fatal_error", "service_unavailable", "request_timeout", "team_added_to_org"}
+
+FIXES = {
+    "not_in_channel": "invite the bot to SLACK_CHANNEL",
+    "channel_not_found": "set SLACK_CHANNEL to the id of a channel that the bot is in",
+    "is_archived": "set SLACK_CHANNEL to a channel that is not archived",
+    "invalid_auth": "set SLACK_BOT_TOKEN to the app's bot token",
+    "token_revoked": "install the app again and set SLACK_BOT_TOKEN",
+    "token_expired": "turn token rotation off and set SLACK_BOT_TOKEN",
+    "missing_scope": "give the app the scopes of manifest.yml and install it again",
+}
+
+
+class Deliverer:
+    """Delivers on whatever connection it is given; any number of them may run side by side."""
+
+    def __init__(self, client: AsyncWebClient, channel: str) -> None:
+        self._client, self._channel = client, channel
+        self._last_post: dict[str, float] = {}
+        # Whether the last look at the database succeeded; part of readiness.
+        self.connected = False
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def of(cls, settings: Settings) -> AsyncIterator[Deliverer]:
+        assert settings.slack_channel is not None
+        async with slack_client(settings) as client:
+            yield cls(client, settings.slack_channel)
+
+    async def run(self, url: str) -> None:
+        """Deliver whenever something is due, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for lane in ("posts", "changes"):
+                group.create_task(self._run_lane(url, lane))
+
+    async def sweep(self, conn: Connection) -> tuple[int, int]:
+        """Deliver what is due now, changes first; how many were sent, and how many not."""
+        changed, not_changed = await self._sweep_lane(conn, "changes")
+        posted, not_posted = await self._sweep_lane(conn, "posts")
+        # A card that changed while it was posted is a change now.
+        late, not_late = await self._sweep_lane(conn, "changes")
+        return changed + posted + late, not_changed + not_posted + not_late
+
+    async def _run_lane(self, url: str, lane: notices.Lane) -> None:
+        conn: Connection | None = None
+        async for connected in wakes(url, present_as=(Lock.DELIVERER,)):
+            self.connected = connected
+            if not connected:
+                continue
+            try:
+                if conn is None or conn.closed:
+                    conn = await connect(url, "door")
+                await self._sweep_lane(conn, lane)
+            except (psycopg.OperationalError, DatabaseUnavailable) as exc:
+                # Leases run out by themselves; the listener keeps trying and wakes us.
+                log.warning("the database is away: %s", str(exc).strip())
+
+    async def _sweep_lane(self, conn: Connection, lane: notices.Lane) -> tuple[int, int]:
+        sent = failed = 0
+        while notice := await notices.lease(conn, lane):
+            if await self._deliver(conn, notice):
+                sent += 1
+            else:
+                failed += 1
+        return sent, failed
+
+    async def _deliver(self, conn: Connection, notice: Notice) -> bool:
+        try:
+            if notice.kind == "card":
+                await self._show(conn, notice)
+            elif not await self._say(conn, notice):
+                await notices.mark_later(conn, notice, wait_s=1, error="its card is not posted yet", ambiguous=False)
+                return True
+        except SlackApiError as exc:
+            await self._refused(conn, notice, exc)
+        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+            unsent = isinstance(exc, aiohttp.ClientConnectorError)
+            error = f"no answer from Slack ({type(exc).__name__}: {exc})"
+            log.warning("thread %s: %s", notice.thread_id, error)
+            await notices.mark_later(conn, notice, wait_s=_wait_s(notice), error=error, ambiguous=not unsent)
+        else:
+            await notices.mark_sent(conn, notice)
+            return True
+        return False
+
+    async def _refused(self, conn: Connection, notice: Notice, exc: SlackApiError) -> None:
+        status, error, retry_after_s = _read_error(exc)
+        if status == 429 or error == "ratelimited":
+            await notices.mark_later(
+                conn, notice, wait_s=retry_after_s or _wait_s(notice), error="rate limited", ambiguous=False
+            )
+        elif status >= 500 or error in _AMBIGUOUS_ERRORS or not error:
+            log.warning("thread %s: Slack failed (%s %s)", notice.thread_id, status, error)
+            await notices.mark_later(
+                conn, notice, wait_s=_wait_s(notice), error=f"Slack failed ({status} {error})", ambiguous=True
+            )
+        else:
+            fix = FIXES.get(error, "see the error at api.slack.com")
+            log.error("thread %s: Slack refused its %s (%s): %s", notice.thread_id, notice.kind, error, fix)
+            await notices.mark_failed(conn, notice, f"{error}: {fix}")
+
+    async def _show(self, conn: Connection, notice: Notice) -> None:
+        """Make every copy of the card show what the rows say now; post the first copy."""
+        approval, thread, payment = await _facts(conn, notice)
+        copies = await notices.messages_of(conn, notice.interrupt_id)
+        if not copies and notice.ambiguous:
+            copies = await self._find_card(conn, approval)
+        if not copies and approval.status != "pending":
+            # Nobody was shown the request, so nobody needs to be shown its outcome.
+            return
+        text, shown = blocks.card(approval, thread, payment)
+        for channel, ts in copies:
+            await self._client.chat_update(channel=channel, ts=ts, text=text, blocks=shown)
+        if not copies:
+            channel, ts = await self._post(
+                self._channel, text=text, blocks=shown, metadata=_metadata(_CARD_EVENT, approval)
+            )
+            await notices.remember_message(conn, approval.interrupt_id, channel, ts)
+
+    async def _say(self, conn: Connection, notice: Notice) -> bool:
+        """Say the outcome below each copy of the card. False if the card is still to be posted."""
+        approval, thread, payment = await _facts(conn, notice)
+        copies = await notices.messages_of(conn, notice.interrupt_id)
+        if not copies:
+            return await notices.card_status(conn, notice.interrupt_id) not in ("pending", "sending")
+        for channel, ts in copies:
+            if not (notice.ambiguous and await self._has_reply(channel, ts, approval)):
+                text = blocks.reply(approval, thread, payment)
+                await self._post(channel, thread_ts=ts, text=text, metadata=_metadata(_REPLY_EVENT, approval))
+        return True
+
+    async def _post(self, channel: str, **message: Any) -> tuple[str, str]:
+        """Post, and return the channel (an id, also where a name or a member was given) and the ts."""
+        loop = asyncio.get_running_loop()
+        wait_s = self._last_post.get(channel, 0.0) + _BETWEEN_POSTS_S - loop.time()
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+        self._last_post[channel] = loop.time()
+        answer = await self._client.chat_postMessage(
+            channel=channel, unfurl_links=False, unfurl_media=False, link_names=False, **message
+        )
+        return str(answer["channel"]), str(answer["ts"])
+
+    async def _find_card(self, conn: Connection, approval: Approval) -> list[tuple[str, str]]:
+        """Copies that an earlier attempt posted without hearing of it, remembered from now on."""
+        answer = await self._client.conversations_history(
+            channel=self._channel,
+            oldest=str(approval.requested_at.timestamp()),
+            include_all_metadata=True,
+            limit=200,
+        )
+        found = [(self._channel, str(m["ts"])) for m in answer["messages"] if _is_about(m, _CARD_EVENT, approval)]
+        for channel, ts in found:
+            await notices.remember_message(conn, approval.interrupt_id, channel, ts)
+        return found
+
+    async def _has_reply(self, channel: str, ts: str, approval: Approval) -> bool:
+        answer = await self._client.conversations_replies(channel=channel, ts=ts, include_all_metadata=True, limit=200)
+        return any(_is_about(message, _REPLY_EVENT, approval) for message in answer["messages"])
+
+
+@contextlib.asynccontextmanager
+async def slack_client(settings: Settings) -> AsyncIterator[AsyncWebClient]:
+    """A client with its connections kept open, time-outs of ours, and no retries behind our back."""
+    assert settings.slack_bot_token is not None
+    timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT_S)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        yield AsyncWebClient(
+            token=settings.slack_bot_token.get_secret_value(),
+            base_url=settings.slack_api_url,
+            session=session,
+            retry_handlers=[],
+        )
+
+
+async def _facts(conn: Connection, notice: Notice) -> tuple[Approval, Thread, Payment | None]:
+    """Read after the lease was committed, so at least as new as `notice.version`."""
+    approval = await approval_of(conn, notice.interrupt_id)
+    thread = await thread_of(conn, notice.thread_id)
+    return approval, thread, (await payments_of(conn, [notice.thread_id])).get(notice.thread_id)
+
+
+def _metadata(event: str, approval: Approval) -> dict[str, Any]:
+    """Format: https://api.slack.com/metadata/using"""
+    payload = {"interrupt_id": approval.interrupt_id, "thread_id": approval.thread_id}
+    return {"event_type": event, "event_payload": payload}
+
+
+def _is_about(message: dict[str, Any], event: str, approval: Approval) -> bool:
+    metadata = message.get("metadata") or {}
+    payload = metadata.get("event_payload") or {}
+    return metadata.get("event_type") == event and payload.get("interrupt_id") == approval.interrupt_id
+
+
+def _read_error(exc: SlackApiError) -> tuple[int, str, float | None]:
+    """HTTP status (200 also for most refusals), Slack's error code (empty if the body was none), Retry-After in s."""
+    response: Any = exc.response
+    status = int(getattr(response, "status_code", 0) or getattr(response, "status", 0))
+    data = getattr(response, "data", None)
+    error = data.get("error", "") if isinstance(data, dict) else ""
+    retry_after = (getattr(response, "headers", None) or {}).get("Retry-After")
+    return status, str(error), float(retry_after) if retry_after and retry_after.isdigit() else None
+
+
+def _wait_s(notice: Notice) -> float:
+    return min(_LONGEST_WAIT_S, float(2 ** min(notice.attempt, 5)))

@@ -1,0 +1,134 @@
+"""Starts the services of one process, and ends them in order: requests first, drives next, messages last."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable
+
+import psycopg
+from aiohttp import web
+from psycopg.rows import dict_row
+from psycopg_pool import AsyncConnectionPool
+
+from bot.deliver import Deliverer, slack_client
+from bot.slack import Background, Pool, build_bolt, slack_events
+from bot.web import Check, build_web
+from flow.database import check_locks, session_conninfo
+from flow.errors import FlowError, SettingError
+from flow.settings import Settings
+from flow.worker import Worker
+
+log = logging.getLogger(__name__)
+
+# Clicks are short; more of them at once would only wait for each other inside Postgres.
+_POOL_SIZE = 8
+# Slack shows an error after three seconds: a click that has to wait for a connection longer than this is lost anyway.
+_POOL_TIMEOUT_S = 2.0
+_DRAIN_S = 10.0
+
+
+async def run_services(settings: Settings, url: str, *, web: bool, worker: bool) -> None:
+    """Run until SIGTERM or SIGINT. A service that fails ends them all, and its error rises."""
+    await check_locks(url)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    _say_what_is_off(settings)
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            deliverer = await stack.enter_async_context(Deliverer.of(settings)) if settings.slack_is_on else None
+            driver = _worker_of(settings, url) if worker else None
+            async with asyncio.TaskGroup() as group:
+                delivering = group.create_task(deliverer.run(url)) if deliverer else None
+                driving = group.create_task(driver.run(stop)) if driver else None
+                checks = _checks_of(deliverer, driver)
+                async with _site(settings, url, checks) if web else contextlib.nullcontext():
+                    await stop.wait()
+                    log.info("stopping")
+                if driving:
+                    await driving
+                if delivering:
+                    delivering.cancel()
+    except* FlowError as failures:
+        raise failures.exceptions[0] from None
+
+
+@contextlib.asynccontextmanager
+async def _site(settings: Settings, url: str, checks: dict[str, Check]) -> AsyncIterator[None]:
+    """The web server with its pool; at the end, requests under way and what they left behind are finished."""
+    background = Background()
+    async with contextlib.AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(_pool(url))
+        checks["database"] = _checks_database(pool)
+        handler = None
+        if settings.slack_is_on:
+            assert settings.slack_signing_secret is not None
+            client = await stack.enter_async_context(slack_client(settings))
+            bolt = build_bolt(client, pool, background)
+            handler = slack_events(bolt, settings.slack_signing_secret.get_secret_value())
+        stack.push_async_callback(background.drain, _DRAIN_S)
+        runner = web.AppRunner(build_web(slack=handler, checks=checks), access_log=None, shutdown_timeout=_DRAIN_S)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        try:
+            await web.TCPSite(runner, settings.host, settings.port).start()
+        except OSError as exc:
+            raise SettingError(f"cannot listen on HOST {settings.host}, PORT {settings.port}: {exc.strerror}") from exc
+        log.info("listening on http://%s:%s", *runner.addresses[0][:2])
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _pool(url: str) -> AsyncIterator[Pool]:
+    pool: Pool = AsyncConnectionPool(
+        session_conninfo(url, "door"),
+        min_size=2,
+        max_size=_POOL_SIZE,
+        timeout=_POOL_TIMEOUT_S,
+        open=False,
+        kwargs={"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row},
+    )
+    async with pool:
+        yield pool
+
+
+def _worker_of(settings: Settings, url: str) -> Worker:
+    return Worker(url, drive_timeout_s=settings.drive_timeout, stand_by=settings.stand_by)
+
+
+def _checks_of(deliverer: Deliverer | None, driver: Worker | None) -> dict[str, Check]:
+    checks: dict[str, Check] = {}
+    if deliverer is not None:
+        checks["deliverer"] = _checks("it does not hear the database", lambda: deliverer.connected)
+    if driver is not None:
+        checks["worker"] = _checks("no stand-by has come up, or the database is not heard", lambda: driver.works)
+    return checks
+
+
+def _checks(wrong: str, holds: Callable[[], bool]) -> Check:
+    async def check() -> str | None:
+        return None if holds() else wrong
+
+    return check
+
+
+def _checks_database(pool: Pool) -> Check:
+    async def check() -> str | None:
+        try:
+            async with pool.connection(timeout=1.0) as conn:
+                await conn.execute("SELECT max(version) FROM claim_flow_migrations")
+        except psycopg.Error as exc:
+            return str(exc).strip()
+        return None
+
+    return check
+
+
+def _say_what_is_off(settings: Settings) -> None:
+    if not settings.slack_is_on:
+        log.warning("Slack is off: set SLACK_BOT_TOKEN, SLACK_SIGNING_SECRET and SLACK_CHANNEL to turn it on")
+    elif not settings.approvers:
+        log.warning("APPROVERS is empty: every click in Slack will be refused")

@@ -1,0 +1,229 @@
+"""Slack's door: requests are verified over their raw bytes, clicks are decided, then acknowledged.
+
+The order is the promise: a click that was answered is a committed decision. Whatever keeps it from being committed in
+time is answered with an error, which Slack shows to the person, and with a private note that says to click again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+import psycopg
+from aiohttp import web
+from psycopg_pool import AsyncConnectionPool
+from slack_bolt.adapter.aiohttp import to_aiohttp_response
+from slack_bolt.app.async_app import AsyncApp
+from slack_bolt.async_app import AsyncAck
+from slack_bolt.authorization import AuthorizeResult
+from slack_bolt.context.respond.async_respond import AsyncRespond
+from slack_bolt.request.async_request import AsyncBoltRequest
+from slack_bolt.response import BoltResponse
+from slack_sdk.web.async_client import AsyncWebClient
+
+from bot.blocks import Click, parse_click
+from flow import notices
+from flow.approvals import Decided, decide
+from flow.database import Connection
+from flow.errors import FlowError
+from flow.model import Person, Verdict
+
+log = logging.getLogger(__name__)
+
+Pool = AsyncConnectionPool[Connection]
+
+# Slack waits three seconds; the rest is for the way and the note.
+_DECIDE_TIMEOUT_S = 2.4
+# https://api.slack.com/authentication/verifying-requests-from-slack
+_TOLERANCE_S = 300
+
+
+class NotRecorded(Exception):
+    """The click could not be committed in time. It may still be; clicking again is safe."""
+
+
+class Background:
+    """Work that goes on after a request was answered. Strong references: asyncio alone would let it be collected."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait for what is under way."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            log.warning("after an answer: %s: %s", type(exc).__name__, exc)
+
+
+class OwnTeam:
+    """The team that the bot token belongs to, asked for once: a bare member id in a list means a member of it."""
+
+    def __init__(self, client: AsyncWebClient) -> None:
+        self._client = client
+        self._keys: frozenset[str] | None = None
+
+    async def keys(self) -> frozenset[str]:
+        """The ids that stand for it: the team's, and the grid's if the app is installed there as a whole."""
+        if self._keys is None:
+            answer = await self._client.auth_test()
+            ids = (answer.get("team_id"), answer.get("enterprise_id") if answer.get("is_enterprise_install") else None)
+            self._keys = frozenset(str(key) for key in ids if key)
+        return self._keys
+
+
+def build_bolt(client: AsyncWebClient, pool: Pool, background: Background) -> AsyncApp:
+    """The Bolt app. It does no verifying (see `slack_events`) and answers when its listener has returned."""
+
+    async def authorize(**_: Any) -> AuthorizeResult:
+        return AuthorizeResult(enterprise_id=None, team_id=None, bot_token=client.token)
+
+    bolt = AsyncApp(
+        client=client,
+        authorize=authorize,
+        process_before_response=True,
+        request_verification_enabled=False,
+        ssl_check_enabled=False,
+        ignoring_self_events_enabled=False,
+    )
+    own_team = OwnTeam(client)
+
+    @bolt.action("approve")
+    @bolt.action("reject")
+    async def decide_click(ack: AsyncAck, body: dict[str, Any], respond: AsyncRespond) -> None:
+        click = parse_click(body)
+        if click is None:
+            await ack()
+            background.spawn(_tell(respond, "This button is not one of ours any more: look at the newest message."))
+            return
+        note = await _decide(pool, click, await own_team.keys(), background)
+        await ack()
+        if note:
+            background.spawn(_tell(respond, note))
+
+    @bolt.action({"type": "block_actions"})
+    async def ignore_other_actions(ack: AsyncAck) -> None:
+        await ack()
+
+    @bolt.error
+    async def answer_error(error: Exception, respond: AsyncRespond) -> BoltResponse:
+        if isinstance(error, NotRecorded):
+            background.spawn(_tell(respond, f"⚠️ {error}"))
+        else:
+            log.error("a request from Slack failed", exc_info=error)
+        return BoltResponse(status=503, body="not recorded")
+
+    return bolt
+
+
+async def _decide(pool: Pool, click: Click, own_team: frozenset[str], background: Background) -> str | None:
+    """Commit the click. What to tell the person in private, or None if the card says it all.
+
+    Raises NotRecorded if it could not be committed in time.
+    """
+    task = background.spawn(_decide_on_pool(pool, click, person_of(click, own_team)))
+    done, _ = await asyncio.wait({task}, timeout=_DECIDE_TIMEOUT_S)
+    if not done:
+        raise NotRecorded("Your click could not be confirmed in time. If the buttons stay, please click again.")
+    try:
+        decided = task.result()
+    except FlowError as exc:
+        text = str(exc)
+        return f"{text[:1].upper()}{text[1:]}."
+    except psycopg.OperationalError as exc:
+        log.warning("a click was not recorded: %s", str(exc).strip())
+        raise NotRecorded("Your click was not recorded: the database is away. Please click again in a moment.") from exc
+    if decided.recorded:
+        return None
+    by = decided.approval.settled_by
+    return f"Already {decided.approval.status}" + (f" by {by.person_name}." if by else ".")
+
+
+async def _decide_on_pool(pool: Pool, click: Click, person: Person) -> Decided:
+    verdict = Verdict(verdict=click.verdict, door="slack", request_hash=click.request_hash)
+    try:
+        async with pool.connection() as conn:
+            return await _decide_on(conn, click, person, verdict)
+    except psycopg.OperationalError:
+        # Connections that died with a restarted server are only found by using them. The same click again is safe.
+        await pool.check()
+        async with pool.connection() as conn:
+            return await _decide_on(conn, click, person, verdict)
+
+
+async def _decide_on(conn: Connection, click: Click, person: Person, verdict: Verdict) -> Decided:
+    decided = await decide(conn, click.interrupt_id, person, verdict)
+    if click.channel_id and click.message_ts:
+        # A copy whose posting we never heard of becomes known, and is kept true like the others.
+        await notices.remember_message(conn, click.interrupt_id, click.channel_id, click.message_ts)
+    return decided
+
+
+def person_of(click: Click, own_team: frozenset[str]) -> Person:
+    """Who clicked. The same member id in another team is another person, whom a bare id does not name."""
+    keys = {f"slack:{team}/{click.user_id}" for team in (click.team_id, click.enterprise_id) if team}
+    names = keys | ({click.user_id} if {click.team_id, click.enterprise_id} & own_team else set())
+    return Person(
+        key=f"slack:{click.team_id or click.enterprise_id}/{click.user_id}",
+        name=click.user_name,
+        names=frozenset(names),
+    )
+
+
+async def _tell(respond: AsyncRespond, text: str) -> None:
+    """A note that only the person who clicked sees."""
+    await respond(text=text, response_type="ephemeral", replace_original=False)
+
+
+# HTTP mode
+
+
+def slack_events(bolt: AsyncApp, signing_secret: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """The handler of POST /slack/events: 401 for whatever is not signed by Slack, before anything is parsed."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        if not is_signed(signing_secret, request.headers, body, now=time.time()):
+            return web.json_response({"error": "not signed by Slack"}, status=401)
+        # Bolt takes orders from these headers.
+        headers: dict[str, str | Sequence[str]] = {
+            name: value for name, value in request.headers.items() if not name.lower().startswith("x-slack-bolt-")
+        }
+        try:
+            parsed = AsyncBoltRequest(body=body.decode(), query=request.query_string, headers=headers)
+        except ValueError:
+            return web.json_response({"error": "malformed"}, status=400)
+        if not isinstance(parsed.body, dict):
+            return web.json_response({"error": "malformed"}, status=400)
+        return await to_aiohttp_response(await bolt.async_dispatch(parsed))
+
+    return handle
+
+
+def is_signed(secret: str, headers: Any, body: bytes, *, now: float) -> bool:
+    """Whether Slack signed exactly these bytes in the last five minutes.
+
+    Scheme v0: https://api.slack.com/authentication/verifying-requests-from-slack
+    """
+    timestamp, signature = headers.get("X-Slack-Request-Timestamp", ""), headers.get("X-Slack-Signature", "")
+    if not (timestamp.isascii() and timestamp.isdigit() and len(timestamp) <= 12):
+        return False
+    if abs(now - int(timestamp)) > _TOLERANCE_S:
+        return False
+    base = b"v0:" + timestamp.encode() + b":" + body
+    expected = "v0=" + hmac.new(secret.encode(), base, hashlib.sha256).hexdigest()
+    return hmac.compare_digest(expected.encode(), signature.encode("utf-8", "surrogateescape"))

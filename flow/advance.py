@@ -1,0 +1,42 @@
+"""`advance`: have a thread driven until it waits or is over, by a worker if one is here, else in this process.
+
+What `start` and `resume` share. The same `drive` either way; a worker only saves the seconds that LangGraph's import
+takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from flow.database import Connection, Lock, check_locks, connect, is_present, listen, wait_for_bell
+from flow.model import Thread
+from flow.policy import Policy
+from flow.threads import thread_of
+
+# How often to look whether the worker is still here. The row's own changes ring.
+_POLL_S = 0.25
+
+
+async def advance(url: str, conn: Connection, thread_id: str, *, policy: Policy, drive_timeout_s: float) -> Thread:
+    """The thread as it is once it waits for a person, is over, stuck or put off, or has been watched for long enough.
+
+    Raises DriveFailed if a step failed in this process.
+    """
+    await listen(conn)
+    deadline = asyncio.get_running_loop().time() + drive_timeout_s
+    while True:
+        thread = await thread_of(conn, thread_id)
+        if thread.due_at is None or thread.put_off or asyncio.get_running_loop().time() > deadline:
+            return thread
+        if await is_present(conn, Lock.WORKER) or not await _drive_here(url, thread_id, policy):
+            await wait_for_bell(conn, timeout_s=_POLL_S)
+
+
+async def _drive_here(url: str, thread_id: str, policy: Policy) -> bool:
+    """False if somebody else is driving it."""
+    from flow.drive import compile_graph, drive, ensure_checkpoint_tables
+
+    await check_locks(url)
+    async with await connect(url, "drive") as own:
+        await ensure_checkpoint_tables(url, own)
+        return await drive(own, thread_id, graph=compile_graph(), policy=policy) != "locked"

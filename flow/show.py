@@ -1,0 +1,185 @@
+"""What the command line shows of a thread: one JSON object for programs, tables and lines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from flow.approvals import approvals_of
+from flow.database import Connection
+from flow.model import Approval, Payment, Thread
+from flow.payments import payments_of
+from flow.text import visible
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """A thread with everything that is known of it."""
+
+    thread: Thread
+    approvals: Sequence[Approval]
+    payment: Payment | None
+
+    @property
+    def approval(self) -> Approval | None:
+        """The approval that waits, else the last one."""
+        pending = [approval for approval in self.approvals if approval.status == "pending"]
+        candidates = pending or self.approvals
+        return candidates[-1] if candidates else None
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `--json` prints; amounts are strings with the currency's decimals, times ISO 8601 in UTC."""
+        thread, approval, payment = self.thread, self.approval, self.payment
+        return {
+            "thread": thread.thread_id,
+            "flow": thread.flow,
+            "status": thread.status,
+            "amount": thread.input.get("amount"),
+            "currency": thread.input.get("currency"),
+            "payee": thread.input.get("payee"),
+            "note": thread.input.get("note"),
+            "requested_by": thread.requested_by,
+            "created_at": thread.created_at.isoformat(),
+            "reason": thread.reason,
+            "approval": approval and _approval_as_json(approval),
+            "payment": payment
+            and {
+                "id": payment.id,
+                "reference": payment.reference,
+                "status": payment.status,
+                "paid_at": payment.paid_at.isoformat(),
+            },
+        }
+
+    @property
+    def amount(self) -> str:
+        return f"{self.thread.input.get('amount', '')} {self.thread.input.get('currency', '')}".strip()
+
+
+async def stories_of(conn: Connection, threads: Sequence[Thread]) -> list[Story]:
+    """The stories of these threads, in three queries however many there are."""
+    ids = [thread.thread_id for thread in threads]
+    approvals, payments = await approvals_of(conn, ids), await payments_of(conn, ids)
+    return [
+        Story(thread=thread, approvals=approvals[thread.thread_id], payment=payments.get(thread.thread_id))
+        for thread in threads
+    ]
+
+
+def in_words(story: Story) -> str:
+    """Where the thread is now, and the next command to type, in a few lines."""
+    thread, approval, payment = story.thread, story.approval, story.payment
+    head = f"{thread.thread_id}: {story.amount}"
+    if payment is not None and thread.status == "paid":
+        return f"{head} is {payment.status}, reference {payment.reference}{_decided(approval)}"
+    if thread.status == "waiting" and approval is not None:
+        return "\n".join(
+            [
+                f"{head} is waiting for approval",
+                f"  interrupt  {approval.interrupt_id}",
+                f"  approve    uv run claim_flow.py resume --thread {thread.thread_id} --approve",
+                f"  reject     uv run claim_flow.py resume --thread {thread.thread_id} --reject",
+            ]
+        )
+    if thread.status in ("rejected", "expired", "withdrawn"):
+        return f"{head} is {thread.status}, nothing is paid{_decided(approval)}"
+    why = f": {visible(thread.reason)}" if thread.reason else ""
+    later = f"; the next try is at {_when(thread.due_at)}" if thread.put_off else ""
+    return f"{head} is {thread.status}{why}{later}"
+
+
+def print_list(stories: Sequence[Story]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        "thread", "status", "amount", "payee", "requested by", "started", "reference", box=None, pad_edge=False
+    )
+    table.columns[2].justify = "right"
+    for story in stories:
+        thread = story.thread
+        cells = (
+            thread.thread_id,
+            thread.status,
+            story.amount,
+            visible(str(thread.input.get("payee", ""))),
+            visible(thread.requested_by),
+            _when(thread.created_at),
+            story.payment.reference if story.payment else "",
+        )
+        table.add_row(*map(Text, cells))
+    Console().print(table if stories else Text("no threads: uv run claim_flow.py start --thread t1 --amount 250"))
+
+
+def print_story(story: Story) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+
+    def row(name: str, value: object) -> None:
+        if value not in (None, ""):
+            table.add_row(Text(name, style="dim"), Text(visible(str(value))))
+
+    thread = story.thread
+    row("thread", thread.thread_id)
+    row("status", thread.status)
+    row("reason", thread.reason)
+    row("next try", _when(thread.due_at) if thread.put_off else "")
+    row("amount", story.amount)
+    row("payee", thread.input.get("payee"))
+    row("note", thread.input.get("note"))
+    row("requested by", thread.requested_by)
+    row("started", _when(thread.created_at))
+    for approval in story.approvals:
+        row(approval.tier, f"{approval.status}, interrupt {approval.interrupt_id}")
+        row("approvers", ", ".join(approval.approvers) or "nobody but the command line")
+        row("expires", _when(approval.expires_at))
+        for decision in approval.decisions:
+            reason = f": {decision.reason}" if decision.reason else ""
+            who = f"{decision.person_name} ({decision.person}, {decision.door})"
+            row(decision.verdict, f"by {who} at {_when(decision.decided_at)}{reason}")
+    if story.payment is not None:
+        row("payment", f"{story.payment.status} at {_when(story.payment.paid_at)}, reference {story.payment.reference}")
+    Console().print(table)
+
+
+def _approval_as_json(approval: Approval) -> dict[str, Any]:
+    return {
+        "interrupt_id": approval.interrupt_id,
+        "tier": approval.tier,
+        "status": approval.status,
+        "request_hash": approval.request_hash,
+        "approvers": list(approval.approvers),
+        "required": approval.required,
+        "requested_at": approval.requested_at.isoformat(),
+        "expires_at": approval.expires_at and approval.expires_at.isoformat(),
+        "settled_at": approval.settled_at and approval.settled_at.isoformat(),
+        "decisions": [
+            {
+                "person": decision.person,
+                "name": decision.person_name,
+                "verdict": decision.verdict,
+                "door": decision.door,
+                "reason": decision.reason,
+                "decided_at": decision.decided_at.isoformat(),
+            }
+            for decision in approval.decisions
+        ],
+    }
+
+
+def _decided(approval: Approval | None) -> str:
+    by = approval and approval.settled_by
+    if not approval or not by:
+        return ""
+    reason = f": {visible(by.reason)}" if by.reason else ""
+    return f" ({approval.status} by {visible(by.person_name)} at {_when(by.decided_at)}{reason})"
+
+
+def _when(at: datetime | None) -> str:
+    return at.astimezone().strftime("%Y-%m-%d %H:%M:%S %Z") if at else ""

@@ -1,0 +1,249 @@
+"""Fresh processes, made in advance: each drives exactly one thread and has never seen another.
+
+A zygote imports and warms everything once, opens nothing, and forks a child whenever it is asked. A child connects,
+rehearses on a thread of its own (rolled back), says that it is ready, and waits for its one thread.
+
+    worker ──ctl socket──> zygote ──fork──> child
+       └───────────── socketpair ─────────────┘      "ready", the job, the report; its end means death, both ways
+
+The worker's half is `Zygote` and `Standby`; `python -m flow.standby FD` is the zygote's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from flow.database import Connection
+    from flow.drive import Graph
+    from flow.policy import Policy
+
+# A new interpreter imports LangGraph in 1 to 4 s; a loaded machine may need far longer.
+_READY_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """How one drive ended: `outcome` as of `drive`, or `failed` (the reason is in the thread's row), or `lost`: the
+    child could not work, or died."""
+
+    outcome: str | None = None
+    failed: str | None = None
+    lost: str | None = None
+
+
+class Standby:
+    """A child that is ready for one thread."""
+
+    def __init__(self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.pid, self._reader, self._writer = pid, reader, writer
+
+    async def drive(self, thread_id: str, *, timeout_s: float) -> Report:
+        """Have it drive this thread, to its end, its next approval, or its death after `timeout_s`."""
+        try:
+            self._writer.write(thread_id.encode() + b"\n")
+            async with asyncio.timeout(timeout_s):
+                line = await self._reader.readline()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            return Report(lost=f"process {self.pid} took longer than {timeout_s:g} s and was killed")
+        except ConnectionError as exc:
+            return Report(lost=f"process {self.pid} died: {exc}")
+        return Report(**json.loads(line)) if line else Report(lost=f"process {self.pid} died")
+
+    def close(self) -> None:
+        """Let it go: the end of its socket ends it."""
+        self._writer.close()
+
+
+class Zygote:
+    """The worker's handle on its zygote."""
+
+    def __init__(self, process: subprocess.Popen[bytes], ctl: socket.socket) -> None:
+        self._process, self._ctl = process, ctl
+
+    @classmethod
+    def start(cls, url: str) -> Zygote:
+        """Start one for this database. It is ready once its first child is."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "flow.standby", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=os.environ | {"DATABASE_URL": url},
+                # A Ctrl-C in the terminal is the worker's to handle: drives under way may end.
+                start_new_session=True,
+            )
+        return cls(process, ours)
+
+    async def fork(self) -> Standby:
+        """A new stand-by. Raises ConnectionError if the zygote or the child died."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._ctl, [b"f"], [theirs.fileno()])
+        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            async with asyncio.timeout(_READY_TIMEOUT_S):
+                ready = await reader.readline()
+        except TimeoutError:
+            ready = b""
+        if not ready:
+            writer.close()
+            raise ConnectionError("a stand-by died before it was ready")
+        return Standby(int(ready), reader, writer)
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """End it and wait for its end."""
+        self._ctl.close()
+        self._process.terminate()
+        self._process.wait()
+
+
+# The zygote's half
+
+
+def _run_zygote(ctl: socket.socket) -> NoReturn:
+    _die_with_parent()
+    # A run sent to LangSmith because some variable is set would send claims to a stranger, and start threads.
+    os.environ["LANGSMITH_TRACING"] = os.environ["LANGCHAIN_TRACING_V2"] = "false"
+    from flow.database import database_url
+    from flow.drive import compile_graph
+    from flow.policy import policy_of
+    from flow.settings import read_settings
+
+    settings = read_settings()
+    url, policy, graph = database_url(settings), policy_of(settings), compile_graph()
+    asyncio.run(_with_connection(url, lambda conn: rehearse(conn, graph)))
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.collect()
+    gc.freeze()
+    if threading.active_count() != 1:
+        raise RuntimeError(f"a fork would lose these threads: {threading.enumerate()}")
+    while True:
+        message, fds, _flags, _address = socket.recv_fds(ctl, 1, 1)
+        if not message:
+            os._exit(0)
+        if os.fork() == 0:
+            ctl.close()
+            _run_child(socket.socket(fileno=fds[0]), url, graph, policy)
+        os.close(fds[0])
+
+
+def _run_child(sock: socket.socket, url: str, graph: Graph, policy: Policy) -> NoReturn:
+    """Never returns: inherited exit hooks must not run twice."""
+    status = 1
+    try:
+        _die_with_parent()
+        asyncio.run(_with_connection(url, lambda conn: _drive_one(conn, sock, graph, policy)))
+        status = 0
+    except Exception as exc:  # noqa: BLE001 (nothing above us may run in a forked child)
+        sys.stderr.write(f"stand-by {os.getpid()}: {type(exc).__name__}: {exc}\n")
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+async def _with_connection(url: str, work: Callable[[Connection], Awaitable[None]]) -> None:
+    from flow.database import connect
+
+    async with await connect(url, "drive") as conn:
+        await work(conn)
+
+
+async def _drive_one(conn: Connection, sock: socket.socket, graph: Graph, policy: Policy) -> None:
+    import psycopg
+
+    from flow.drive import drive
+    from flow.errors import DriveFailed
+
+    await rehearse(conn, graph)
+    sock.sendall(b"%d\n" % os.getpid())
+    thread_id = await _job(sock)
+    try:
+        report: dict[str, str] = {"outcome": await drive(conn, thread_id, graph=graph, policy=policy)}
+    except DriveFailed as exc:
+        report = {"failed": exc.reason}
+    except psycopg.OperationalError as exc:
+        report = {"lost": f"the connection broke: {str(exc).strip()}"}
+    sock.sendall(json.dumps(report).encode() + b"\n")
+
+
+async def _job(sock: socket.socket) -> str:
+    """The thread id that the worker sends. From here on a thread watches the socket: its end is ours."""
+    loop = asyncio.get_running_loop()
+    job: asyncio.Future[str] = loop.create_future()
+
+    def watch() -> None:
+        with sock.makefile("rb") as lines:
+            if thread_id := lines.readline():
+                loop.call_soon_threadsafe(job.set_result, thread_id.decode().strip())
+                lines.read()
+        # The worker is gone or has let us go. The drive's session dies with us, and the thread is free.
+        os._exit(9)
+
+    threading.Thread(target=watch, daemon=True).start()
+    return await job
+
+
+async def rehearse(conn: Connection, graph: Graph) -> None:
+    """Drive a claim of our own through pause, decision and payment, and roll it all back.
+
+    It warms imports, types, prepared statements and the server's caches: 16 ms become 10 for the thread that counts.
+    """
+    from flow.approvals import approvals_of, decide
+    from flow.drive import drive
+    from flow.model import CLAIM_FLOW, CLAIM_FLOW_VERSION, Claim, Person, Verdict
+    from flow.policy import Policy
+    from flow.threads import insert_thread
+
+    thread_id = f"rehearsal-{uuid.uuid4()}"
+    actor = Person(key="cli:rehearsal", name="rehearsal", names=frozenset({"cli:rehearsal"}), trusted=True)
+    always_ask = Policy(approvers=(), limits={})
+    async with conn.transaction(force_rollback=True):
+        claim = Claim(amount=Decimal("1.00"), currency="USD").as_input()
+        await insert_thread(
+            conn,
+            thread_id=thread_id,
+            flow=CLAIM_FLOW,
+            flow_version=CLAIM_FLOW_VERSION,
+            input=claim,
+            requested_by=actor.key,
+        )
+        await drive(conn, thread_id, graph=graph, policy=always_ask)
+        [approval] = (await approvals_of(conn, [thread_id]))[thread_id]
+        await decide(conn, approval.interrupt_id, actor, Verdict(verdict="approve", door="cli"))
+        outcome = await drive(conn, thread_id, graph=graph, policy=always_ask)
+        assert outcome == "over", outcome
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to kill us when the parent dies (Linux); elsewhere the socket's end does it alone."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1  # <linux/prctl.h>
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    _run_zygote(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,175 @@
+"""The worker: finds due threads and has each driven in a fresh process; and the clock.
+
+The rows are the queue, so a worker keeps nothing that matters: what it has in flight is only a hint, and any number
+of workers on any number of machines share one database. The bell shortens the wait, a poll is the truth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+import psycopg
+
+from flow import approvals, threads
+from flow.database import Connection, Lock, connect, wakes
+from flow.errors import DatabaseUnavailable
+from flow.standby import Report, Zygote
+
+log = logging.getLogger(__name__)
+
+# A killed drive's backend notices within this; looking again at once saves its thread the wait for the next poll.
+_LOOKS_AFTER_A_DEATH_S = (0.02, 0.05, 0.1, 0.3, 0.6)
+
+_BATCH = 50
+
+# No thread id: tells a slot to end.
+_NO_MORE = ""
+
+
+class Worker:
+    """Runs until it is told to stop. `ready` counts the stand-bys that wait for a thread."""
+
+    def __init__(self, url: str, *, drive_timeout_s: float, stand_by: int) -> None:
+        self._url, self._drive_timeout_s, self._stand_by = url, drive_timeout_s, stand_by
+        self._zygote = Zygote.start(url)
+        self._jobs: asyncio.Queue[str] = asyncio.Queue()
+        self._in_flight: set[str] = set()
+        self._look = asyncio.Event()
+        self._works = asyncio.Event()
+        self._stopping = False
+        self._conn: Connection | None = None
+        self._connected = False
+        self.ready = 0
+
+    @property
+    def works(self) -> bool:
+        """Whether a stand-by has come up, and the database is heard."""
+        return self._works.is_set() and self._connected
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until `stop` is set, then let the drives under way end."""
+        async with self._slots() as group:
+            listener = group.create_task(self._listen())
+            stopper = group.create_task(self._stop_on(stop))
+            while not self._stopping:
+                await self._look.wait()
+                self._look.clear()
+                await self._scan_if_connected()
+            listener.cancel()
+            stopper.cancel()
+
+    async def run_once(self) -> None:
+        """Drive what is due until nothing is."""
+        async with self._slots():
+            while await self._scan() or self._in_flight:
+                await self._look.wait()
+                self._look.clear()
+
+    @contextlib.asynccontextmanager
+    async def _slots(self) -> AsyncIterator[asyncio.TaskGroup]:
+        """The stand-bys, each in a slot that replaces it after its drive; at the end the drives under way end first."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._stand_by):
+                    group.create_task(self._slot())
+                yield group
+                self._stopping = True
+                for _ in range(self._stand_by):
+                    self._jobs.put_nowait(_NO_MORE)
+        finally:
+            self._zygote.stop()
+            if self._conn is not None:
+                await self._conn.close()
+
+    async def _slot(self) -> None:
+        while not self._stopping:
+            try:
+                standby = await self._zygote.fork()
+            except OSError as exc:
+                await self._mend(exc)
+                continue
+            with contextlib.closing(standby):
+                self._works.set()
+                self.ready += 1
+                self._look.set()
+                try:
+                    thread_id = await self._jobs.get()
+                finally:
+                    self.ready -= 1
+                if thread_id == _NO_MORE:
+                    return
+                try:
+                    self._log(thread_id, await standby.drive(thread_id, timeout_s=self._drive_timeout_s))
+                finally:
+                    self._in_flight.discard(thread_id)
+                    self._look.set()
+
+    async def _mend(self, exc: OSError) -> None:
+        """A stand-by could not be made: the database is away, or the zygote is gone."""
+        log.warning("no stand-by: %s", exc)
+        if not self._zygote.alive and not self._stopping:
+            if not self._works.is_set():
+                raise DatabaseUnavailable("no process could be made that drives threads: see the lines above") from exc
+            self._zygote.stop()
+            self._zygote = Zygote.start(self._url)
+        await asyncio.sleep(0.5)
+
+    async def _listen(self) -> None:
+        # Only a worker that can work says that it is here.
+        await self._works.wait()
+        async for connected in wakes(self._url, present_as=(Lock.WORKER,)):
+            self._connected = connected
+            self._look.set()
+
+    async def _stop_on(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._stopping = True
+        self._look.set()
+
+    async def _scan_if_connected(self) -> None:
+        try:
+            await self._scan()
+        except (psycopg.OperationalError, DatabaseUnavailable) as exc:
+            # The listener keeps trying, and wakes us when the database is back.
+            log.warning("the database is away: %s", str(exc).strip())
+            if self._conn is not None:
+                await self._conn.close()
+
+    async def _scan(self) -> int:
+        """Give each ready stand-by a thread that is due and free; how many such threads there are."""
+        if self._conn is None or self._conn.closed:
+            self._conn = await connect(self._url, "door")
+        wanting = 0
+        for due in await threads.due_threads(self._conn, drive_timeout_s=self._drive_timeout_s, limit=_BATCH):
+            if due.thread_id in self._in_flight or (due.held and not due.overdue):
+                continue
+            wanting += 1
+            if self.ready <= self._jobs.qsize():
+                # The rest is left to other workers, or to the next stand-by that is ready.
+                break
+            if due.overdue:
+                await self._evict(self._conn, due.thread_id)
+            self._in_flight.add(due.thread_id)
+            self._jobs.put_nowait(due.thread_id)
+        await approvals.expire_overdue(self._conn)
+        return wanting
+
+    async def _evict(self, conn: Connection, thread_id: str) -> None:
+        if await threads.evict_driver(conn, thread_id, drive_timeout_s=self._drive_timeout_s):
+            log.warning("thread %s: its driver overstayed %g s and was cut off", thread_id, self._drive_timeout_s)
+
+    def _log(self, thread_id: str, report: Report) -> None:
+        if report.lost is not None:
+            log.warning("thread %s: %s; driving it again", thread_id, report.lost)
+            loop = asyncio.get_running_loop()
+            for wait_s in _LOOKS_AFTER_A_DEATH_S:
+                loop.call_later(wait_s, self._look.set)
+        elif report.failed is not None:
+            log.warning("thread %s: a step failed and will be tried again: %s", thread_id, report.failed)
+        elif report.outcome == "stuck":
+            log.error("thread %s is stuck: see `claim_flow.py show --thread %s`", thread_id, thread_id)
+        else:
+            log.info("thread %s: %s", thread_id, report.outcome)
