@@ -10,7 +10,7 @@ import contextlib
 import getpass
 import json
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -337,10 +337,14 @@ def _serve(*, web: bool, worker: bool) -> None:
     _run(run)
 
 
-def _run(command: Any) -> None:
-    """Run a command with the settings, and turn what it refuses into one line and an exit code."""
-    coroutine: Coroutine[Any, Any, None] = command(read_settings())
-    asyncio.run(coroutine)
+def _run(command: Callable[[Settings], Coroutine[Any, Any, None]]) -> None:
+    """Run a command with the settings. A database that goes away meanwhile is a refusal: nothing is half done."""
+    import psycopg
+
+    try:
+        asyncio.run(command(read_settings()))
+    except psycopg.OperationalError as exc:
+        raise FlowError(f"the database went away ({str(exc).strip()}): run the same command again") from exc
 
 
 def _user() -> str:

