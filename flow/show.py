@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flow.approvals import approvals_of
 from flow.database import Connection
 from flow.model import Approval, Payment, Thread
 from flow.payments import payments_of
 from flow.text import visible
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +95,6 @@ def in_words(story: Story) -> str:
 
 
 def print_list(stories: Sequence[Story]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -107,15 +110,14 @@ def print_list(stories: Sequence[Story]) -> None:
             story.amount,
             visible(str(thread.input.get("payee", ""))),
             visible(thread.requested_by),
-            _when(thread.created_at),
+            f"{thread.created_at.astimezone():%Y-%m-%d %H:%M}",
             story.payment.reference if story.payment else "",
         )
         table.add_row(*map(Text, cells))
-    Console().print(table if stories else Text("no threads: uv run claim_flow.py start --thread t1 --amount 250"))
+    _console().print(table if stories else Text("no threads: uv run claim_flow.py start --thread t1 --amount 250"))
 
 
 def print_story(story: Story) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -145,7 +147,14 @@ def print_story(story: Story) -> None:
             row(decision.verdict, f"by {who} at {_when(decision.decided_at)}{reason}")
     if story.payment is not None:
         row("payment", f"{story.payment.status} at {_when(story.payment.paid_at)}, reference {story.payment.reference}")
-    Console().print(table)
+    _console().print(table)
+
+
+def _console() -> Console:
+    """As wide as the terminal, or wide enough not to break what a pipe or a file gets."""
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=240)
 
 
 def _approval_as_json(approval: Approval) -> dict[str, Any]:
