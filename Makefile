@@ -12,24 +12,25 @@ run: install
 	  "resume --thread t1 --approve" \
 	  "list"; do \
 	    echo; echo "\$$ $(UV) run claim_flow.py $$command"; \
-	    $(UV) run --quiet claim_flow.py $$command || exit 1; \
+	    $(UV) run --no-sync claim_flow.py $$command || exit 1; \
 	done
 
 test: install
-	$(UV) run --quiet pytest $(PYTEST_ARGS)
+	$(UV) run --no-sync pytest $(PYTEST_ARGS)
 
 check: install
-	$(UV) run --quiet ruff check
-	$(UV) run --quiet ruff format --check
-	$(UV) run --quiet mypy
+	$(UV) run --no-sync ruff check
+	$(UV) run --no-sync ruff format --check
+	$(UV) run --no-sync mypy
 	$(UV) build --quiet
 
 bench: install
-	$(UV) run --quiet python -m tests.bench
+	$(UV) run --no-sync python -m tests.bench
 
+# Half of a command's start would be compiling its imports, unless that is done here.
 install: $(filter .uv/bin/uv,$(UV))
-	@$(UV) sync --quiet --locked
-	@.venv/bin/python -m compileall -q bot flow claim_flow.py
+	@$(UV) sync --quiet --locked --compile-bytecode
+	@$(UV) run --no-sync python -m compileall -q bot flow claim_flow.py
 
 .uv/bin/uv:
 	python3 -m venv .uv
