@@ -253,6 +253,19 @@ def doctor(as_json: bool) -> None:
     _run(run)
 
 
+@cli.command()
+@click.option("--click", "click_too", is_flag=True, help="Press Approve too, and end: for scripts.")
+def demo(click_too: bool) -> None:
+    """The whole product in a minute, with a Slack on this machine. Leaves nothing behind."""
+    from bot.demo import run_demo, without_settings
+
+    async def run(_settings: Settings) -> None:
+        await run_demo(click_too=click_too)
+
+    with without_settings():
+        _run(run)
+
+
 # What the commands share
 
 
@@ -327,11 +340,11 @@ async def _deliver(settings: Settings, conn: Connection) -> tuple[int, int]:
 
 def _serve(*, web: bool, worker: bool) -> None:
     async def run(settings: Settings) -> None:
-        from bot.server import run_services
+        from bot.server import run_services, stop_on_signals
 
         async with _database(settings, checkpoints=worker) as (url, _conn):
             pass
-        await run_services(settings, url, web=web, worker=worker)
+        await run_services(settings, url, stop_on_signals(), web=web, worker=worker)
 
     _log_for_people()
     _run(run)
@@ -342,7 +355,14 @@ def _run(command: Callable[[Settings], Coroutine[Any, Any, None]]) -> None:
     import psycopg
 
     try:
-        asyncio.run(command(read_settings()))
+        try:
+            asyncio.run(command(read_settings()))
+        except BaseExceptionGroup as group:
+            # Of the services that ran side by side, the first that failed is the reason for the others' end.
+            first: BaseException = group
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            raise first from None
     except psycopg.OperationalError as exc:
         raise FlowError(f"the database went away ({str(exc).strip()}): run the same command again") from exc
 

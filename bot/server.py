@@ -14,10 +14,11 @@ from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
 from bot.deliver import Deliverer, slack_client
-from bot.slack import Background, Pool, build_bolt, slack_events
+from bot.slack import Background, Pool, build_bolt, check_token, slack_events
+from bot.socket_mode import SocketMode
 from bot.web import Check, build_web
 from flow.database import check_locks, session_conninfo
-from flow.errors import FlowError, SettingError
+from flow.errors import SettingError
 from flow.settings import Settings
 from flow.worker import Worker
 
@@ -30,46 +31,53 @@ _POOL_TIMEOUT_S = 2.0
 _DRAIN_S = 10.0
 
 
-async def run_services(settings: Settings, url: str, *, web: bool, worker: bool) -> None:
-    """Run until SIGTERM or SIGINT. A service that fails ends them all, and its error rises."""
-    await check_locks(url)
+def stop_on_signals() -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def run_services(settings: Settings, url: str, stop: asyncio.Event, *, web: bool, worker: bool) -> None:
+    """Run until `stop` is set. A service that fails ends them all, and its error rises in an ExceptionGroup."""
+    await check_locks(url)
     _say_what_is_off(settings)
-    try:
-        async with contextlib.AsyncExitStack() as stack:
-            deliverer = await stack.enter_async_context(Deliverer.of(settings)) if settings.slack_is_on else None
-            driver = _worker_of(settings, url) if worker else None
-            async with asyncio.TaskGroup() as group:
-                delivering = group.create_task(deliverer.run(url)) if deliverer else None
-                driving = group.create_task(driver.run(stop)) if driver else None
-                checks = _checks_of(deliverer, driver)
-                async with _site(settings, url, checks) if web else contextlib.nullcontext():
-                    await stop.wait()
-                    log.info("stopping")
-                if driving:
-                    await driving
-                if delivering:
-                    delivering.cancel()
-    except* FlowError as failures:
-        raise failures.exceptions[0] from None
+    async with contextlib.AsyncExitStack() as stack:
+        deliverer = await stack.enter_async_context(Deliverer.of(settings)) if settings.slack_is_on else None
+        driver = _worker_of(settings, url) if worker else None
+        async with asyncio.TaskGroup() as group:
+            delivering = group.create_task(deliverer.run(url)) if deliverer else None
+            driving = group.create_task(driver.run(stop)) if driver else None
+            checks = _checks_of(deliverer, driver)
+            async with _site(settings, url, checks) if web else contextlib.nullcontext():
+                await stop.wait()
+                log.info("stopping")
+            if driving:
+                await driving
+            if delivering:
+                delivering.cancel()
 
 
 @contextlib.asynccontextmanager
 async def _site(settings: Settings, url: str, checks: dict[str, Check]) -> AsyncIterator[None]:
-    """The web server with its pool; at the end, requests under way and what they left behind are finished."""
+    """The web server with its pool, and Slack's door; at the end, what is under way is answered and finished."""
     background = Background()
     async with contextlib.AsyncExitStack() as stack:
         pool = await stack.enter_async_context(_pool(url))
         checks["database"] = _checks_database(pool)
+        stack.push_async_callback(background.drain, _DRAIN_S)
         handler = None
         if settings.slack_is_on:
-            assert settings.slack_signing_secret is not None
             client = await stack.enter_async_context(slack_client(settings))
+            await check_token(client)
             bolt = build_bolt(client, pool, background)
-            handler = slack_events(bolt, settings.slack_signing_secret.get_secret_value())
-        stack.push_async_callback(background.drain, _DRAIN_S)
+            if settings.slack_app_token is not None:
+                socket = SocketMode(bolt, client, settings.slack_app_token.get_secret_value(), background)
+                await stack.enter_async_context(_socket(socket))
+                checks["socket mode"] = _checks("no connection to Slack", lambda: socket.connected)
+            elif settings.slack_signing_secret is not None:
+                handler = slack_events(bolt, settings.slack_signing_secret.get_secret_value())
         runner = web.AppRunner(build_web(slack=handler, checks=checks), access_log=None, shutdown_timeout=_DRAIN_S)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
@@ -79,6 +87,20 @@ async def _site(settings: Settings, url: str, checks: dict[str, Check]) -> Async
             raise SettingError(f"cannot listen on HOST {settings.host}, PORT {settings.port}: {exc.strerror}") from exc
         log.info("listening on http://%s:%s", *runner.addresses[0][:2])
         yield
+
+
+@contextlib.asynccontextmanager
+async def _socket(socket: SocketMode) -> AsyncIterator[None]:
+    """The open websocket. Its silence ends the block with SlackIsSilent, as a failed service does."""
+    await socket.open()
+    log.info("connected to Slack by Socket Mode")
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(socket.watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
+            await socket.close()
 
 
 @contextlib.asynccontextmanager

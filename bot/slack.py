@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
+import aiohttp
 import psycopg
 from aiohttp import web
 from psycopg_pool import AsyncConnectionPool
@@ -24,13 +25,14 @@ from slack_bolt.authorization import AuthorizeResult
 from slack_bolt.context.respond.async_respond import AsyncRespond
 from slack_bolt.request.async_request import AsyncBoltRequest
 from slack_bolt.response import BoltResponse
+from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.blocks import Click, parse_click
 from flow import notices
 from flow.approvals import Decided, decide
 from flow.database import Connection
-from flow.errors import FlowError
+from flow.errors import FlowError, SettingError
 from flow.model import Person, Verdict
 
 log = logging.getLogger(__name__)
@@ -86,6 +88,19 @@ class OwnTeam:
             ids = (answer.get("team_id"), answer.get("enterprise_id") if answer.get("is_enterprise_install") else None)
             self._keys = frozenset(str(key) for key in ids if key)
         return self._keys
+
+
+async def check_token(client: AsyncWebClient) -> None:
+    """Raise SettingError if Slack refuses the bot token. A Slack that does not answer may come back: only said."""
+    try:
+        await client.auth_test()
+    except SlackApiError as exc:
+        error = exc.response.get("error") if hasattr(exc.response, "get") else None
+        if error:
+            raise SettingError(f"SLACK_BOT_TOKEN is refused by Slack ({error}): set the app's bot token") from exc
+        log.warning("Slack does not answer as it should: %s", exc)
+    except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+        log.warning("Slack does not answer: %s: %s", type(exc).__name__, exc)
 
 
 def build_bolt(client: AsyncWebClient, pool: Pool, background: Background) -> AsyncApp:

@@ -14,8 +14,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from flow.errors import SettingError
 
-_SLACK_NAMES = ("SLACK_BOT_TOKEN", "SLACK_SIGNING_SECRET", "SLACK_CHANNEL")
-
 
 class Settings(BaseSettings):
     """The field names in capitals are the environment's names; the README has the table."""
@@ -28,7 +26,9 @@ class Settings(BaseSettings):
     approvers: str = ""
 
     slack_bot_token: SecretStr | None = None
+    # One of the two: signed HTTP requests, or Socket Mode.
     slack_signing_secret: SecretStr | None = None
+    slack_app_token: SecretStr | None = None
     slack_channel: str | None = None
     slack_api_url: str = "https://slack.com/api/"
 
@@ -62,9 +62,15 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _slack_is_whole_or_off(self) -> Self:
-        missing = [name for name in _SLACK_NAMES if not getattr(self, name.lower())]
-        if 0 < len(missing) < len(_SLACK_NAMES):
-            raise ValueError(f"{' and '.join(missing)} not set: Slack needs {', '.join(_SLACK_NAMES)} together")
+        given = {
+            "SLACK_BOT_TOKEN": self.slack_bot_token,
+            "SLACK_CHANNEL": self.slack_channel,
+            "SLACK_SIGNING_SECRET (or SLACK_APP_TOKEN for Socket Mode)": self.slack_signing_secret
+            or self.slack_app_token,
+        }
+        missing = [name for name, value in given.items() if not value]
+        if 0 < len(missing) < len(given):
+            raise ValueError(f"{' and '.join(missing)} not set: Slack needs them all, or none")
         return self
 
     @property

@@ -86,7 +86,7 @@ class Zygote:
             process = subprocess.Popen(
                 [sys.executable, "-m", "flow.standby", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env=os.environ | {"DATABASE_URL": url},
+                env=os.environ | {"DATABASE_URL": url, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 # A Ctrl-C in the terminal is the worker's to handle: drives under way may end.
                 start_new_session=True,
             )
