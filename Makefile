@@ -3,17 +3,10 @@ UV := $(if $(shell command -v uv),uv,.uv/bin/uv)
 
 .PHONY: run test check bench install
 
-# The main job: a small claim is paid at once, a large one waits, and is approved by a second process.
+# The whole product in a minute. Without a terminal nobody can press the button, so the demo does.
 run: install
-	@for command in \
-	  "start --thread t0 --amount 20" \
-	  "start --thread t1 --amount 250" \
-	  "resume --thread t1 --approve" \
-	  "resume --thread t1 --approve" \
-	  "list"; do \
-	    echo; echo "\$$ $(UV) run claim_flow.py $$command"; \
-	    $(UV) run --no-sync claim_flow.py $$command || exit 1; \
-	done
+	@if [ -t 0 ] && [ -t 1 ]; then $(UV) run --no-sync claim_flow.py demo; \
+	else $(UV) run --no-sync claim_flow.py demo --click; fi
 
 test: install
 	$(UV) run --no-sync pytest $(PYTEST_ARGS)

@@ -18,7 +18,7 @@ from pathlib import Path
 import aiohttp
 import click
 
-from bot.local_slack import CHANNEL, free_port, running_local_slack, settings_for, skip_reason
+from bot.local_slack import CHANNEL, find_binary, free_port, running_local_slack, settings_for
 from bot.server import run_services, stop_on_signals
 from flow import threads
 from flow.approvals import approvals_of
@@ -35,8 +35,10 @@ _APPROVER = "U01ALICE"
 
 async def run_demo(*, click_too: bool) -> None:
     """Show it until Ctrl-C; with `click_too` the demo presses Approve itself and ends."""
-    if reason := skip_reason():
-        click.echo(f"No local Slack: {reason}. Going on with the command line alone.")
+    try:
+        find_binary()
+    except LocalSlackMissing as exc:
+        click.echo(f"No local Slack: {exc}. Going on with the command line alone.")
         await _show_without_slack()
         return
     port = free_port()
@@ -96,6 +98,8 @@ async def _tell(url: str, page: str, stop: asyncio.Event, *, click_too: bool) ->
         click.echo(f"Or, in another terminal: {_hint()} uv run claim_flow.py resume --thread t1 --approve")
     await _wait_until_over(url)
     await _type("show --thread t1")
+    click.echo("\nApproving it again, from another process, pays nothing more:")
+    await _type("resume --thread t1 --approve")
     await _type("list")
     if not click_too:
         click.echo(f"\nThe card in {page} shows it too. Ctrl-C ends the demo.")

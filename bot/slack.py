@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
@@ -122,18 +123,18 @@ def build_bolt(client: AsyncWebClient, pool: Pool, background: Background) -> As
 
     @bolt.action("approve")
     @bolt.action("reject")
-    async def decide_click(ack: AsyncAck, body: dict[str, Any], respond: AsyncRespond) -> None:
+    async def decide_click(ack: AsyncAck, body: dict[str, Any], respond: AsyncRespond) -> BoltResponse | None:
         click = parse_click(body)
         if click is None:
-            await ack()
             background.spawn(_tell(respond, "This button is not one of ours any more: look at the newest message."))
-            return
+            return BoltResponse(status=400, body="not one of our buttons")
         note = await _decide(pool, click, await own_team.keys(), background)
         await ack()
         if note:
             background.spawn(_tell(respond, note))
+        return None
 
-    @bolt.action({"type": "block_actions"})
+    @bolt.action(re.compile(""))
     async def ignore_other_actions(ack: AsyncAck) -> None:
         await ack()
 
@@ -214,7 +215,11 @@ def slack_events(bolt: AsyncApp, signing_secret: str) -> Callable[[web.Request],
     """The handler of POST /slack/events: 401 for whatever is not signed by Slack, before anything is parsed."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        body = await request.read()
+        try:
+            body = await request.read()
+        except web.RequestPayloadError:
+            # Not what its Content-Encoding or its chunks say that it is.
+            return web.json_response({"error": "malformed"}, status=400)
         if not is_signed(signing_secret, request.headers, body, now=time.time()):
             return web.json_response({"error": "not signed by Slack"}, status=401)
         # Bolt takes orders from these headers.
@@ -223,13 +228,26 @@ def slack_events(bolt: AsyncApp, signing_secret: str) -> Callable[[web.Request],
         }
         try:
             parsed = AsyncBoltRequest(body=body.decode(), query=request.query_string, headers=headers)
-        except ValueError:
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+            # Bolt looks into whatever it parses, and takes the shape of what it finds for granted.
             return web.json_response({"error": "malformed"}, status=400)
-        if not isinstance(parsed.body, dict):
+        if not _is_readable(parsed.body):
             return web.json_response({"error": "malformed"}, status=400)
         return await to_aiohttp_response(await bolt.async_dispatch(parsed))
 
     return handle
+
+
+def _is_readable(body: dict[str, Any]) -> bool:
+    """Whether Bolt can find a listener for it: it would fail, with any error, on another shape of these fields."""
+    actions = body.get("actions", [{"action_id": ""}])
+    return (
+        all(isinstance(body.get(name, {}), dict) for name in ("event", "view"))
+        and isinstance(actions, list)
+        and bool(actions)
+        and isinstance(actions[0], dict)
+        and isinstance(actions[0].get("action_id"), str)
+    )
 
 
 def is_signed(secret: str, headers: Any, body: bytes, *, now: float) -> bool:
