@@ -77,29 +77,27 @@ def reply(approval: Approval, thread: Thread, payment: Payment | None) -> str:
 
 def parse_click(body: dict[str, Any]) -> Click | None:
     """The click in a `block_actions` payload; None if it is none of ours or lacks what one needs."""
-    action = _first(body.get("actions"))
-    user = body.get("user")
-    verdict = _VERDICTS.get(str(action.get("action_id")))
-    if verdict is None or not isinstance(user, dict) or not isinstance(user.get("id"), str):
+    action, user, container = _first(body.get("actions")), _dict(body.get("user")), _dict(body.get("container"))
+    verdict, user_id = _VERDICTS.get(str(action.get("action_id"))), _id(user.get("id"))
+    if verdict is None or user_id is None:
         return None
     try:
         value = json.loads(str(action.get("value")))
         interrupt_id, digest = value["interrupt"], value["hash"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
     if not _is_hex(interrupt_id, 32) or not _is_hex(digest, 64):
         return None
-    team, enterprise, container = (_dict(body.get(name)) for name in ("team", "enterprise", "container"))
     return Click(
-        user_id=user["id"],
-        user_name=str(user.get("name") or user.get("username") or user["id"])[:_NAME],
-        team_id=str(user.get("team_id") or team.get("id") or ""),
-        enterprise_id=enterprise.get("id"),
+        user_id=user_id,
+        user_name=_cut(visible(str(user.get("name") or user.get("username") or user_id)), _NAME),
+        team_id=_id(user.get("team_id")) or _id(_dict(body.get("team")).get("id")) or "",
+        enterprise_id=_id(_dict(body.get("enterprise")).get("id")),
         verdict=verdict,
         interrupt_id=interrupt_id,
         request_hash=digest,
-        channel_id=container.get("channel_id") or _dict(body.get("channel")).get("id"),
-        message_ts=container.get("message_ts") or _dict(body.get("message")).get("ts"),
+        channel_id=_id(container.get("channel_id")) or _id(_dict(body.get("channel")).get("id")),
+        message_ts=_id(container.get("message_ts")) or _id(_dict(body.get("message")).get("ts")),
     )
 
 
@@ -187,6 +185,11 @@ def _mrkdwn(text: str, longest: int) -> Block:
 
 def _cut(text: str, longest: int) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def _id(value: object) -> str | None:
+    """One of Slack's ids or timestamps; None for whatever else stands in its place."""
+    return value if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9.]{1,100}", value) else None
 
 
 def _is_hex(value: object, digits: int) -> bool:

@@ -18,7 +18,14 @@ from pathlib import Path
 import aiohttp
 import click
 
-from bot.local_slack import CHANNEL, find_binary, free_port, running_local_slack, settings_for
+from bot.local_slack import (
+    CHANNEL,
+    LocalSlackMissing,
+    find_binary,
+    free_port,
+    running_local_slack,
+    settings_for,
+)
 from bot.server import run_services, stop_on_signals
 from flow import threads
 from flow.approvals import approvals_of
