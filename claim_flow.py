@@ -312,10 +312,9 @@ async def _advance_and_report(settings: Settings, url: str, conn: Connection, th
     """Have the thread driven, say where it is now, and try to tell Slack."""
     from flow.advance import advance
     from flow.database import Lock, is_present
-    from flow.policy import policy_of
     from flow.show import in_words
 
-    await advance(url, conn, thread_id, policy=policy_of(settings), drive_timeout_s=settings.drive_timeout)
+    await advance(url, conn, thread_id, settings)
     story = await _story(conn, thread_id)
     if as_json:
         _print_json(story.as_json())

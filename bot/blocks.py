@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from flow.model import Approval, Decision, Payment, Thread, VerdictName
+from flow.assess import advice_in_words
+from flow.model import Advice, Approval, Decision, Payment, Thread, VerdictName
 from flow.text import visible
 
 Block = dict[str, Any]
@@ -26,6 +27,7 @@ _FIELD = 2000
 _NAME = 120
 _NOTE = 600
 _REASON = 300
+_ADVICE = 900
 
 _VERDICTS: dict[str, VerdictName] = {"approve": "approve", "reject": "reject"}
 
@@ -45,7 +47,9 @@ class Click:
     message_ts: str | None
 
 
-def card(approval: Approval, thread: Thread, payment: Payment | None) -> tuple[str, list[Block]]:
+def card(
+    approval: Approval, thread: Thread, payment: Payment | None, advice: Advice | None = None
+) -> tuple[str, list[Block]]:
     """The request, or its outcome: the text for notifications and screen readers, and the blocks."""
     amount = f"{approval.request['amount']} {approval.request['currency']}"
     note = str(thread.input.get("note") or "")
@@ -55,6 +59,9 @@ def card(approval: Approval, thread: Thread, payment: Payment | None) -> tuple[s
     ]
     if note:
         blocks.append({"type": "section", "text": _plain(note, _NOTE)})
+    if advice is not None and advice.status == "given":
+        said = f"Advice of a language model, to be doubted: {advice_in_words(advice)}"
+        blocks.append({"type": "context", "elements": [_plain(said, _ADVICE)]})
     outcome = [*map(_decision_line, approval.decisions), *_outcome_lines(approval, thread, payment)]
     if outcome:
         blocks.append({"type": "section", "text": _mrkdwn("\n".join(outcome), _SECTION_TEXT)})
@@ -78,11 +85,11 @@ def reply(approval: Approval, thread: Thread, payment: Payment | None) -> str:
 def parse_click(body: dict[str, Any]) -> Click | None:
     """The click in a `block_actions` payload; None if it is none of ours or lacks what one needs."""
     action, user, container = _first(body.get("actions")), _dict(body.get("user")), _dict(body.get("container"))
-    verdict, user_id = _VERDICTS.get(str(action.get("action_id"))), _id(user.get("id"))
+    verdict, user_id = _VERDICTS.get(_text(action.get("action_id"))), _id(user.get("id"))
     if verdict is None or user_id is None:
         return None
     try:
-        value = json.loads(str(action.get("value")))
+        value = json.loads(_text(action.get("value")))
         interrupt_id, digest = value["interrupt"], value["hash"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
@@ -90,7 +97,7 @@ def parse_click(body: dict[str, Any]) -> Click | None:
         return None
     return Click(
         user_id=user_id,
-        user_name=_cut(visible(str(user.get("name") or user.get("username") or user_id)), _NAME),
+        user_name=_cut(visible(_text(user.get("name")) or _text(user.get("username")) or user_id), _NAME),
         team_id=_id(user.get("team_id")) or _id(_dict(body.get("team")).get("id")) or "",
         enterprise_id=_id(_dict(body.get("enterprise")).get("id")),
         verdict=verdict,
@@ -185,6 +192,10 @@ def _mrkdwn(text: str, longest: int) -> Block:
 
 def _cut(text: str, longest: int) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _id(value: object) -> str | None:

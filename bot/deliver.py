@@ -21,6 +21,7 @@ from slack_sdk.web.async_client import AsyncWebClient
 from bot import blocks
 from flow import notices
 from flow.approvals import approval_of
+from flow.assess import advice_of
 from flow.database import Connection, Lock, connect, wakes
 from flow.errors import DatabaseUnavailable
 from flow.model import Approval, Notice, Payment, Thread
@@ -140,13 +141,14 @@ class Deliverer:
     async def _show(self, conn: Connection, notice: Notice) -> None:
         """Make every copy of the card show what the rows say now; post the first copy."""
         approval, thread, payment = await _facts(conn, notice)
+        advice = (await advice_of(conn, [thread.thread_id])).get(thread.thread_id)
         copies = await notices.messages_of(conn, notice.interrupt_id)
         if not copies and notice.ambiguous:
             copies = await self._find_card(conn, approval)
         if not copies and approval.status != "pending":
             # Nobody was shown the request, so nobody needs to be shown its outcome.
             return
-        text, shown = blocks.card(approval, thread, payment)
+        text, shown = blocks.card(approval, thread, payment, advice)
         for channel, ts in copies:
             await self._client.chat_update(channel=channel, ts=ts, text=text, blocks=shown)
         if not copies:

@@ -10,33 +10,38 @@ import asyncio
 
 from flow.database import Connection, Lock, check_locks, connect, is_present, listen, wait_for_bell
 from flow.model import Thread
-from flow.policy import Policy
+from flow.settings import Settings
 from flow.threads import thread_of
 
 # How often to look whether the worker is still here. The row's own changes ring.
 _POLL_S = 0.25
 
 
-async def advance(url: str, conn: Connection, thread_id: str, *, policy: Policy, drive_timeout_s: float) -> Thread:
+async def advance(url: str, conn: Connection, thread_id: str, settings: Settings) -> Thread:
     """The thread as it is once it waits for a person, is over, stuck or put off, or has been watched for long enough.
 
     Raises DriveFailed if a step failed in this process.
     """
     await listen(conn)
-    deadline = asyncio.get_running_loop().time() + drive_timeout_s
+    deadline = asyncio.get_running_loop().time() + settings.drive_timeout
     while True:
         thread = await thread_of(conn, thread_id)
         if thread.due_at is None or thread.put_off or asyncio.get_running_loop().time() > deadline:
             return thread
-        if await is_present(conn, Lock.WORKER) or not await _drive_here(url, thread_id, policy):
+        if await is_present(conn, Lock.WORKER) or not await _drive_here(url, thread_id, settings):
             await wait_for_bell(conn, timeout_s=_POLL_S)
 
 
-async def _drive_here(url: str, thread_id: str, policy: Policy) -> bool:
+async def _drive_here(url: str, thread_id: str, settings: Settings) -> bool:
     """False if somebody else is driving it."""
+    from flow.assess import adviser_of
     from flow.drive import compile_graph, drive, ensure_checkpoint_tables
+    from flow.policy import policy_of
 
     await check_locks(url)
     async with await connect(url, "drive") as own:
         await ensure_checkpoint_tables(url, own)
-        return await drive(own, thread_id, graph=compile_graph(), policy=policy) != "locked"
+        outcome = await drive(
+            own, thread_id, graph=compile_graph(), policy=policy_of(settings), adviser=adviser_of(settings)
+        )
+    return outcome != "locked"

@@ -1,7 +1,7 @@
 """The claim flow: intake > decide > approve > pay.
 
-    intake    reads the claim, so that a broken one stops here
-    decide    asks the policy how many tiers must approve, once, and keeps the answer in the state
+    intake    asks the model for advice, once
+    decide    asks the policy which tiers must approve, once, and keeps the answer in the state
     approve   waits for one tier; a conditional edge sends the thread through it again for the next one
     pay       pays, after checking that exactly this was approved
 
@@ -20,6 +20,7 @@ from langgraph.types import interrupt
 
 from flow import payments
 from flow.approvals import approvals_of
+from flow.assess import assess
 from flow.errors import NotApproved
 from flow.model import CLAIM_FLOW_VERSION, Claim, request_hash
 from flow.pen import Pen
@@ -35,6 +36,7 @@ class State(TypedDict, total=False):
     payee: str
     tiers: list[dict[str, Any]]
     tier: int
+    needs_review: bool
     approved: bool
     reference: str
 
@@ -48,13 +50,17 @@ def initial_state(thread_id: str, claim: Claim) -> State:
     }
 
 
-async def intake(state: State) -> State:
-    _claim_of(state)
-    return {"tier": 0}
+async def intake(state: State, runtime: Runtime[Pen]) -> State:
+    advice = await assess(runtime.context, state["thread_id"])
+    return {"tier": 0, "needs_review": advice is not None and advice.needs_review}
 
 
 async def decide(state: State, runtime: Runtime[Pen]) -> State:
-    tiers = runtime.context.policy.tiers_of(_claim_of(state))
+    policy = runtime.context.policy
+    tiers = policy.tiers_of(_claim_of(state))
+    if not tiers and state["needs_review"]:
+        # The one thing that advice can do: add an approval.
+        tiers = policy.review_tiers()
     return {"tiers": [asdict(tier) for tier in tiers], "approved": not tiers}
 
 

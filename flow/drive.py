@@ -25,6 +25,7 @@ from psycopg import errors
 
 from flow import claims, notices, threads
 from flow.approvals import approval_of, approvals_of, request_approval
+from flow.assess import Adviser
 from flow.database import Connection, Lock, connect, exclusively
 from flow.errors import DriveFailed, NotApproved, UnknownApproval
 from flow.model import Approval, Claim, Thread
@@ -43,7 +44,9 @@ def compile_graph() -> Graph:
     return claims.build().compile()
 
 
-async def drive(conn: Connection, thread_id: str, *, graph: Graph, policy: Policy) -> Outcome:
+async def drive(
+    conn: Connection, thread_id: str, *, graph: Graph, policy: Policy, adviser: Adviser | None = None
+) -> Outcome:
     """Drive the thread on this connection until it waits for a person or is over.
 
     `locked`: somebody else drives it. Raises DriveFailed if a step failed: the reason is in the thread's row, and it
@@ -52,7 +55,7 @@ async def drive(conn: Connection, thread_id: str, *, graph: Graph, policy: Polic
     if not await threads.try_lock(conn, thread_id):
         return "locked"
     try:
-        return await _drive_locked(conn, thread_id, graph, policy)
+        return await _drive_locked(Pen(conn=conn, policy=policy, adviser=adviser), thread_id, graph)
     except NotApproved as exc:
         await _give_up(conn, thread_id, str(exc))
         return "stuck"
@@ -85,11 +88,11 @@ async def ensure_checkpoint_tables(url: str, conn: Connection) -> None:
             await own.execute(f"DROP INDEX IF EXISTS {table}_thread_id_idx")
 
 
-async def _drive_locked(conn: Connection, thread_id: str, graph: Graph, policy: Policy) -> Outcome:
+async def _drive_locked(pen: Pen, thread_id: str, graph: Graph) -> Outcome:
+    conn = pen.conn
     thread = await threads.take(conn, thread_id)
     if thread is None:
         return await _untaken(conn, thread_id)
-    pen = Pen(conn=conn, policy=policy)
     saver = AsyncPostgresSaver(conn)
     saver.lock = pen.lock
     run = _Run(graph.copy({"checkpointer": saver}), pen, thread_id)

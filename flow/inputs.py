@@ -78,6 +78,11 @@ def parse_amount(text: str, currency: str, decimals: int) -> Decimal:
     return amount
 
 
+def storable(text: str) -> str:
+    """Text from a program that need not be refused: what cannot be stored is replaced by the replacement character."""
+    return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
 def parse_text(name: str, text: str, longest: int, *, lines: bool = True) -> str:
     """Text that Postgres, JSON and a checkpoint can hold, unchanged."""
     if bad := _UNSTORABLE.search(text):

@@ -158,6 +158,25 @@ class Payment:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What the language model said of a claim: `status` is `asked`, `given`, or `unavailable` for the `reason`.
+
+    Never trusted: it repeats what the claimant wrote.
+    """
+
+    thread_id: str
+    status: str
+    summary: str
+    risks: tuple[str, ...]
+    needs_review: bool
+    reason: str | None
+    model: str
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    latency_ms: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Notice:
     """An outbox row that a deliverer has leased: `attempt` is its fence, `version` what it must show at least."""
 

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+from flow.assess import Adviser
 from flow.database import Connection
 from flow.policy import Policy
 
@@ -21,6 +22,7 @@ class Pen:
 
     conn: Connection
     policy: Policy
+    adviser: Adviser | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @contextlib.asynccontextmanager

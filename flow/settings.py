@@ -32,6 +32,12 @@ class Settings(BaseSettings):
     slack_channel: str | None = None
     slack_api_url: str = "https://slack.com/api/"
 
+    # The model that advises on claims. An explicit base URL wins; else OpenRouter's for its key, else OpenAI's.
+    openrouter_api_key: SecretStr | None = None
+    openai_api_key: SecretStr | None = None
+    openai_base_url: str | None = None
+    model: str | None = None
+
     host: str = "127.0.0.1"
     port: int = Field(default=4000, ge=0, le=65535)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from flow.approvals import approvals_of
+from flow.assess import advice_in_words, advice_of
 from flow.database import Connection
-from flow.model import Approval, Payment, Thread
+from flow.model import Advice, Approval, Payment, Thread
 from flow.payments import payments_of
 from flow.text import visible
 
@@ -24,6 +25,7 @@ class Story:
 
     thread: Thread
     approvals: Sequence[Approval]
+    advice: Advice | None
     payment: Payment | None
 
     @property
@@ -47,6 +49,7 @@ class Story:
             "requested_by": thread.requested_by,
             "created_at": thread.created_at.isoformat(),
             "reason": thread.reason,
+            "advice": self.advice and _advice_as_json(self.advice),
             "approval": approval and _approval_as_json(approval),
             "payment": payment
             and {
@@ -63,11 +66,20 @@ class Story:
 
 
 async def stories_of(conn: Connection, threads: Sequence[Thread]) -> list[Story]:
-    """The stories of these threads, in three queries however many there are."""
+    """The stories of these threads, in a handful of queries however many there are."""
     ids = [thread.thread_id for thread in threads]
-    approvals, payments = await approvals_of(conn, ids), await payments_of(conn, ids)
+    approvals, advice, payments = (
+        await approvals_of(conn, ids),
+        await advice_of(conn, ids),
+        await payments_of(conn, ids),
+    )
     return [
-        Story(thread=thread, approvals=approvals[thread.thread_id], payment=payments.get(thread.thread_id))
+        Story(
+            thread=thread,
+            approvals=approvals[thread.thread_id],
+            advice=advice.get(thread.thread_id),
+            payment=payments.get(thread.thread_id),
+        )
         for thread in threads
     ]
 
@@ -135,6 +147,8 @@ def print_story(story: Story) -> None:
     row("amount", story.amount)
     row("payee", thread.input.get("payee"))
     row("note", thread.input.get("note"))
+    if story.advice is not None:
+        row("model's advice", advice_in_words(story.advice))
     row("requested by", thread.requested_by)
     row("started", _when(thread.created_at))
     for approval in story.approvals:
@@ -148,6 +162,14 @@ def print_story(story: Story) -> None:
     if story.payment is not None:
         row("payment", f"{story.payment.status} at {_when(story.payment.paid_at)}, reference {story.payment.reference}")
     _console().print(table)
+
+
+def _advice_as_json(advice: Advice) -> dict[str, Any]:
+    return {
+        name: value if not isinstance(value, tuple) else list(value)
+        for name, value in asdict(advice).items()
+        if name != "thread_id"
+    }
 
 
 def _console() -> Console:

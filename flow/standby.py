@@ -26,12 +26,14 @@ import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from flow.database import Connection
-    from flow.drive import Graph
-    from flow.policy import Policy
+    from flow.drive import Graph, Outcome
+
+    DriveOne = Callable[[Connection, str], Awaitable[Outcome]]
 
 # A new interpreter imports LangGraph in 1 to 4 s; a loaded machine may need far longer.
 _READY_TIMEOUT_S = 60.0
@@ -126,14 +128,19 @@ def _run_zygote(ctl: socket.socket) -> NoReturn:
     _die_with_parent()
     # A run sent to LangSmith because some variable is set would send claims to a stranger, and start threads.
     os.environ["LANGSMITH_TRACING"] = os.environ["LANGCHAIN_TRACING_V2"] = "false"
+    from flow.assess import adviser_of
     from flow.database import database_url
-    from flow.drive import compile_graph
+    from flow.drive import compile_graph, drive
     from flow.policy import policy_of
     from flow.settings import read_settings
 
     settings = read_settings()
-    url, policy, graph = database_url(settings), policy_of(settings), compile_graph()
+    url, graph = database_url(settings), compile_graph()
+    adviser = adviser_of(settings)
+    if adviser is not None:
+        import openai  # noqa: F401 (a second that no child should spend)
     asyncio.run(_with_connection(url, lambda conn: rehearse(conn, graph)))
+    drive_one = partial(drive, graph=graph, policy=policy_of(settings), adviser=adviser)
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -147,16 +154,16 @@ def _run_zygote(ctl: socket.socket) -> NoReturn:
             os._exit(0)
         if os.fork() == 0:
             ctl.close()
-            _run_child(socket.socket(fileno=fds[0]), url, graph, policy)
+            _run_child(socket.socket(fileno=fds[0]), url, graph, drive_one)
         os.close(fds[0])
 
 
-def _run_child(sock: socket.socket, url: str, graph: Graph, policy: Policy) -> NoReturn:
+def _run_child(sock: socket.socket, url: str, graph: Graph, drive_one: DriveOne) -> NoReturn:
     """Never returns: inherited exit hooks must not run twice."""
     status = 1
     try:
         _die_with_parent()
-        asyncio.run(_with_connection(url, lambda conn: _drive_one(conn, sock, graph, policy)))
+        asyncio.run(_with_connection(url, lambda conn: _serve_one(conn, sock, graph, drive_one)))
         status = 0
     except Exception as exc:  # noqa: BLE001 (nothing above us may run in a forked child)
         sys.stderr.write(f"stand-by {os.getpid()}: {type(exc).__name__}: {exc}\n")
@@ -172,17 +179,16 @@ async def _with_connection(url: str, work: Callable[[Connection], Awaitable[None
         await work(conn)
 
 
-async def _drive_one(conn: Connection, sock: socket.socket, graph: Graph, policy: Policy) -> None:
+async def _serve_one(conn: Connection, sock: socket.socket, graph: Graph, drive_one: DriveOne) -> None:
     import psycopg
 
-    from flow.drive import drive
     from flow.errors import DriveFailed
 
     await rehearse(conn, graph)
     sock.sendall(b"%d\n" % os.getpid())
     thread_id = await _job(sock)
     try:
-        report: dict[str, str] = {"outcome": await drive(conn, thread_id, graph=graph, policy=policy)}
+        report: dict[str, str] = {"outcome": await drive_one(conn, thread_id)}
     except DriveFailed as exc:
         report = {"failed": exc.reason}
     except psycopg.OperationalError as exc:
