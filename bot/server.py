@@ -9,7 +9,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 
 import psycopg
-from aiohttp import web
+from aiohttp.web import AppRunner, TCPSite
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
@@ -50,7 +50,7 @@ async def run_services(settings: Settings, url: str, stop: asyncio.Event, *, web
             delivering = group.create_task(deliverer.run(url)) if deliverer else None
             driving = group.create_task(driver.run(stop)) if driver else None
             checks = _checks_of(deliverer, driver)
-            async with _site(settings, url, checks) if web else contextlib.nullcontext():
+            async with _site(settings, url, checks, web=web):
                 await stop.wait()
                 log.info("stopping")
             if driving:
@@ -60,15 +60,22 @@ async def run_services(settings: Settings, url: str, stop: asyncio.Event, *, web
 
 
 @contextlib.asynccontextmanager
-async def _site(settings: Settings, url: str, checks: dict[str, Check]) -> AsyncIterator[None]:
-    """The web server with its pool, and Slack's door; at the end, what is under way is answered and finished."""
+async def _site(settings: Settings, url: str, checks: dict[str, Check], *, web: bool) -> AsyncIterator[None]:
+    """The web server with its pool, and Slack's door; at the end, what is under way is answered and finished.
+
+    Without `web` it is only the health of this process, on HEALTH_PORT, if that is set.
+    """
+    port = settings.port if web else settings.health_port
+    if port is None:
+        yield
+        return
     background = Background()
     async with contextlib.AsyncExitStack() as stack:
         pool = await stack.enter_async_context(_pool(url))
         checks["database"] = _checks_database(pool)
         stack.push_async_callback(background.drain, _DRAIN_S)
         handler = None
-        if settings.slack_is_on:
+        if web and settings.slack_is_on:
             client = await stack.enter_async_context(slack_client(settings))
             await check_token(client)
             bolt = build_bolt(client, pool, background)
@@ -78,13 +85,13 @@ async def _site(settings: Settings, url: str, checks: dict[str, Check]) -> Async
                 checks["socket mode"] = _checks("no connection to Slack", lambda: socket.connected)
             elif settings.slack_signing_secret is not None:
                 handler = slack_events(bolt, settings.slack_signing_secret.get_secret_value())
-        runner = web.AppRunner(build_web(slack=handler, checks=checks), access_log=None, shutdown_timeout=_DRAIN_S)
+        runner = AppRunner(build_web(slack=handler, checks=checks), access_log=None, shutdown_timeout=_DRAIN_S)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         try:
-            await web.TCPSite(runner, settings.host, settings.port).start()
+            await TCPSite(runner, settings.host, port).start()
         except OSError as exc:
-            raise SettingError(f"cannot listen on HOST {settings.host}, PORT {settings.port}: {exc.strerror}") from exc
+            raise SettingError(f"cannot listen on HOST {settings.host}, port {port}: {exc.strerror}") from exc
         log.info("listening on http://%s:%s", *runner.addresses[0][:2])
         yield
 

