@@ -1,6 +1,7 @@
 # Two stages: what builds stays behind.
 FROM python:3.13-slim AS build
-ENV UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 UV_PYTHON_DOWNLOADS=never
+# System certificates: a base image with the certificate of a company's proxy works as it is.
+ENV UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 UV_PYTHON_DOWNLOADS=never UV_SYSTEM_CERTS=1
 RUN pip install --no-cache-dir --disable-pip-version-check uv
 WORKDIR /app
 COPY pyproject.toml uv.lock README.md LICENSE ./
