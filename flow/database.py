@@ -97,12 +97,19 @@ async def connect(url: str, role: Role) -> Connection:
         )
     except psycopg.OperationalError as exc:
         raise DatabaseUnavailable(f"no connection to the database: {str(exc).strip()} (DATABASE_URL)") from exc
-    if conn.info.server_version < OLDEST_POSTGRES:
+    if wrong := _unusable(conn):
         await conn.close()
-        raise DatabaseUnavailable(
-            f"Postgres {conn.info.server_version // 10000} is too old: 14 is the oldest that works"
-        )
+        raise DatabaseUnavailable(wrong)
     return conn
+
+
+def _unusable(conn: Connection) -> str | None:
+    """Why this server cannot be used, from what it said on connecting; None if it can."""
+    if conn.info.server_version < OLDEST_POSTGRES:
+        return f"Postgres {conn.info.server_version // 10000} is too old: 14 is the oldest that works"
+    if (encoding := conn.info.parameter_status("server_encoding")) != "UTF8":
+        return f"the database {conn.info.dbname} has the encoding {encoding}: create one with ENCODING 'UTF8'"
+    return None
 
 
 # Migrations
