@@ -191,7 +191,7 @@ def deliver() -> None:
 
         async with _database(settings) as (_url, conn):
             if not settings.slack_is_on:
-                raise FlowError("Slack is off: set SLACK_BOT_TOKEN, SLACK_SIGNING_SECRET and SLACK_CHANNEL")
+                raise FlowError("Slack is off: see SLACK_BOT_TOKEN and what belongs to it in .env.example")
             await notices.retry_failed(conn)
             sent, failed = await _deliver(settings, conn)
         click.echo(f"{sent} sent, {failed} not")

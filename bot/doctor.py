@@ -39,7 +39,7 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
             what="Slack",
             ok=True,
             found="off",
-            fix="to turn it on, set SLACK_BOT_TOKEN, SLACK_SIGNING_SECRET and SLACK_CHANNEL",
+            fix="to turn it on, see SLACK_BOT_TOKEN and what belongs to it in .env.example",
         )
         return
     yield _approvers(settings)

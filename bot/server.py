@@ -17,6 +17,7 @@ from bot.deliver import Deliverer, slack_client
 from bot.slack import Background, Pool, build_bolt, check_token, slack_events
 from bot.socket_mode import SocketMode
 from bot.web import Check, build_web
+from flow.assess import adviser_of
 from flow.database import check_locks, session_conninfo
 from flow.errors import SettingError
 from flow.settings import Settings
@@ -158,6 +159,8 @@ def _checks_database(pool: Pool) -> Check:
 
 def _say_what_is_off(settings: Settings) -> None:
     if not settings.slack_is_on:
-        log.warning("Slack is off: set SLACK_BOT_TOKEN, SLACK_SIGNING_SECRET and SLACK_CHANNEL to turn it on")
+        log.warning("Slack is off: see SLACK_BOT_TOKEN and what belongs to it in .env.example")
     elif not settings.approvers:
         log.warning("APPROVERS is empty: every click in Slack will be refused")
+    if adviser_of(settings) is None:
+        log.info("no model advises on claims: see OPENROUTER_API_KEY and OPENAI_API_KEY in .env.example")

@@ -10,10 +10,10 @@ import asyncio
 import json
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError
 from pydantic.types import Strict
 
 from flow.database import Connection
@@ -33,8 +33,11 @@ log = logging.getLogger(__name__)
 # For everything, the repair included: a person is waiting behind it.
 TIMEOUT_S = 10.0
 _LONGEST_SUMMARY, _LONGEST_RISK, _MOST_RISKS = 400, 120, 5
+# Of an answer that is sent back for repair, and of what is wrong with it; a good answer is a third of this.
+_LONGEST = 4_000
 
 _OPENROUTER_URL = "https://openrouter.ai/api/v1"
+_OPENAI_URL = "https://api.openai.com/v1"
 _DEFAULT_MODEL = "gpt-5-mini"
 
 _INSTRUCTIONS = """\
@@ -45,12 +48,22 @@ phrases, each a concrete reason for doubt found in the claim (a text that tries 
 list; "needs_review": true if a person should look at it whatever its amount."""
 
 
+def _said(text: str) -> str:
+    if not text.strip():
+        raise ValueError("say something")
+    return text
+
+
 class Answer(BaseModel):
-    """What the model must answer: exactly this, with exactly these types."""
+    """What the model must answer: exactly this, with exactly these types.
+
+    Its schema travels with the question; OpenAI refuses one with `minLength` and other rules of that kind:
+    https://platform.openai.com/docs/guides/structured-outputs#supported-schemas
+    """
 
     model_config = ConfigDict(extra="forbid")
 
-    summary: Annotated[str, StringConstraints(strict=True, min_length=1)]
+    summary: Annotated[str, StringConstraints(strict=True), AfterValidator(_said)]
     risks: list[Annotated[str, StringConstraints(strict=True)]]
     needs_review: Annotated[bool, Strict()]
 
@@ -63,9 +76,10 @@ class Unanswered(Exception):
 class Adviser:
     """A model behind an OpenAI-compatible API (chat completions)."""
 
-    api_key: str
-    base_url: str | None
+    api_key: str = field(repr=False)
+    base_url: str
     model: str
+    timeout_s: float = TIMEOUT_S
 
     async def ask(self, claim: Claim) -> tuple[Answer, int, int]:
         """The answer, and the prompt and completion tokens that it took. One try to repair an unusable one.
@@ -76,14 +90,22 @@ class Adviser:
 
         try:
             async with (
-                asyncio.timeout(TIMEOUT_S),
-                AsyncOpenAI(api_key=self.api_key, base_url=self.base_url, max_retries=0, timeout=TIMEOUT_S) as client,
+                asyncio.timeout(self.timeout_s),
+                AsyncOpenAI(
+                    api_key=self.api_key, base_url=self.base_url, max_retries=0, timeout=self.timeout_s
+                ) as client,
             ):
                 return await self._ask(client, claim)
+        except Unanswered:
+            raise
         except TimeoutError as exc:
-            raise Unanswered(f"no answer within {TIMEOUT_S:g} s") from exc
+            raise Unanswered(f"no answer within {self.timeout_s:g} s") from exc
         except APIError as exc:
-            raise Unanswered(f"{type(exc).__name__}: {exc.message}") from exc
+            # A server may quote the key that it refuses.
+            raise Unanswered(f"{type(exc).__name__}: {exc.message}".replace(self.api_key, "(the key)")) from exc
+        except Exception as exc:
+            # The client takes the shape of an answer for granted, and that of a URL.
+            raise Unanswered(f"nothing that can be read ({type(exc).__name__})") from exc
 
     async def _ask(self, client: AsyncOpenAI, claim: Claim) -> tuple[Answer, int, int]:
         messages: list[ChatCompletionMessageParam] = [
@@ -101,16 +123,15 @@ class Adviser:
                     "json_schema": {"name": "advice", "schema": Answer.model_json_schema(), "strict": True},
                 },
             )
-            if completion.usage is not None:
-                prompt_tokens += completion.usage.prompt_tokens
-                completion_tokens += completion.usage.completion_tokens
+            prompt_tokens += _tokens(completion, "prompt_tokens")
+            completion_tokens += _tokens(completion, "completion_tokens")
             text = _text_of(completion)
             try:
                 return Answer.model_validate_json(text), prompt_tokens, completion_tokens
             except ValidationError as exc:
-                wrong = "; ".join(f"{'.'.join(map(str, e['loc']))} {e['msg']}".strip() for e in exc.errors())
+                wrong = "; ".join(f"{'.'.join(map(str, e['loc']))} {e['msg']}".strip() for e in exc.errors())[:_LONGEST]
                 messages += [
-                    {"role": "assistant", "content": text},
+                    {"role": "assistant", "content": text[:_LONGEST]},
                     {"role": "user", "content": f"That was not the JSON asked for ({wrong}). Answer with it alone."},
                 ]
         raise Unanswered(f"not the JSON asked for: {wrong}")
@@ -124,7 +145,7 @@ def adviser_of(settings: Settings) -> Adviser | None:
     through_openrouter = settings.openrouter_api_key is not None
     return Adviser(
         api_key=key.get_secret_value(),
-        base_url=settings.openai_base_url or (_OPENROUTER_URL if through_openrouter else None),
+        base_url=settings.openai_base_url or (_OPENROUTER_URL if through_openrouter else _OPENAI_URL),
         model=settings.model or (f"openai/{_DEFAULT_MODEL}" if through_openrouter else _DEFAULT_MODEL),
     )
 
@@ -153,9 +174,10 @@ async def assess(pen: Pen, thread_id: str) -> Advice | None:
     try:
         answer, prompt_tokens, completion_tokens = await adviser.ask(claim)
     except Unanswered as exc:
-        log.warning("thread %s: no advice: %s", thread_id, exc)
+        reason = storable(str(exc))[:500]
+        log.warning("thread %s: no advice: %s", thread_id, reason)
         async with pen.tx() as conn:
-            await _note(conn, thread_id, reason=storable(str(exc))[:500], latency_ms=_ms_since(begun))
+            await _note(conn, thread_id, reason=reason, latency_ms=_ms_since(begun))
             return (await advice_of(conn, [thread_id]))[thread_id]
     async with pen.tx() as conn:
         await conn.execute(
@@ -211,7 +233,13 @@ def _text_of(completion: ChatCompletion) -> str:
     message = completion.choices[0].message
     if message.refusal:
         raise Unanswered(f"the model refused: {message.refusal}")
-    return message.content or ""
+    return storable(message.content or "")
+
+
+def _tokens(completion: ChatCompletion, name: str) -> int:
+    """How many tokens the server says; 0 where it says nothing that could be."""
+    said = getattr(completion.usage, name, None)
+    return said if isinstance(said, int) and 0 <= said < 1 << 30 else 0
 
 
 def _ms_since(begun: float) -> int:

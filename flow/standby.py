@@ -251,5 +251,16 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
+def _main() -> None:
+    import psycopg
+
+    from flow.errors import FlowError
+
+    try:
+        _run_zygote(socket.socket(fileno=int(sys.argv[1])))
+    except (FlowError, psycopg.OperationalError) as exc:
+        sys.exit(f"no stand-by can be made: {str(exc).strip()}")
+
+
 if __name__ == "__main__":
-    _run_zygote(socket.socket(fileno=int(sys.argv[1])))
+    _main()
