@@ -178,10 +178,13 @@ async def listen(conn: Connection) -> None:
     await conn.execute(f"LISTEN {_CHANNEL}")
 
 
-async def wait_for_bell(conn: Connection, *, timeout_s: float) -> None:
-    """Return at the first bell, or after `timeout_s`."""
+async def wait_for_bell(conn: Connection, *, timeout_s: float) -> bool:
+    """True at the first bell, False after `timeout_s` without one."""
+    rang = False
+    # To its end: a generator left half-way keeps the connection to itself until it is collected.
     async for _ in conn.notifies(timeout=timeout_s, stop_after=1):
-        pass
+        rang = True
+    return rang
 
 
 async def wakes(url: str, *, present_as: tuple[Lock, ...] = ()) -> AsyncIterator[bool]:
@@ -200,7 +203,9 @@ async def wakes(url: str, *, present_as: tuple[Lock, ...] = ()) -> AsyncIterator
                 pause = 0.1
                 while not conn.closed:
                     yield True
-                    await wait_for_bell(conn, timeout_s=POLL_S)
+                    if not await wait_for_bell(conn, timeout_s=POLL_S):
+                        # A connection that died in silence is found only by using it.
+                        await conn.execute("SELECT")
         except (psycopg.OperationalError, DatabaseUnavailable):
             yield False
             await asyncio.sleep(pause)

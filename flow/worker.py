@@ -122,7 +122,8 @@ class Worker:
         await self._works.wait()
         async for connected in wakes(self._url, present_as=(Lock.WORKER,)):
             self._connected = connected
-            self._look.set()
+            if connected:
+                self._look.set()
 
     async def _stop_on(self, stop: asyncio.Event) -> None:
         await stop.wait()
