@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 from flow.assess import advice_in_words
@@ -23,11 +24,16 @@ Block = dict[str, Any]
 _HEADER = 150
 _SECTION_TEXT = 3000
 _FIELD = 2000
-# Our own: a card is read at a glance.
+# Our own: a card is read at a glance. Slack counts after escaping, which makes five characters of an "&".
 _NAME = 120
 _NOTE = 600
+# Fits beside its label.
+_SHORT_NOTE = 60
 _REASON = 300
-_ADVICE = 900
+_REASONS = 10
+_ADVICE = 600
+_REFERENCE = 255
+_OUTCOME = 2000
 
 _VERDICTS: dict[str, VerdictName] = {"approve": "approve", "reject": "reject"}
 
@@ -51,29 +57,29 @@ def card(
     approval: Approval, thread: Thread, payment: Payment | None, advice: Advice | None = None
 ) -> tuple[str, list[Block]]:
     """The request, or its outcome: the text for notifications and screen readers, and the blocks."""
-    amount = f"{approval.request['amount']} {approval.request['currency']}"
-    note = str(thread.input.get("note") or "")
+    amount = _amount(approval)
+    note = str(thread.input.get("note") or "").strip()
+    lines = _outcome_lines(approval, thread, payment)
+    outcome = [*_fitting([*map(_decision_line, approval.decisions)], _OUTCOME - len("\n".join(lines))), *lines]
     blocks: list[Block] = [
         {"type": "header", "text": _plain(f"{_title(approval, thread)}: {amount}", _HEADER)},
-        {"type": "section", "fields": _fields(approval, amount)},
+        {"type": "section", "fields": _fields(approval, amount, note if _is_short(note) else "")},
     ]
-    if note:
-        blocks.append({"type": "section", "text": _plain(note, _NOTE)})
+    if not _is_short(note):
+        blocks += [_label("*Note*"), {"type": "section", "text": _plain(note, _NOTE)}]
     if advice is not None and advice.status == "given":
-        said = f"Advice of a language model, to be doubted: {advice_in_words(advice)}"
-        blocks.append({"type": "context", "elements": [_plain(said, _ADVICE)]})
-    outcome = [*map(_decision_line, approval.decisions), *_outcome_lines(approval, thread, payment)]
+        said = _plain(_one_line(advice_in_words(advice)), _ADVICE)
+        blocks += [_label("🤖 *Advice of a language model, to be doubted*"), {"type": "context", "elements": [said]}]
     if outcome:
-        blocks.append({"type": "section", "text": _mrkdwn("\n".join(outcome), _SECTION_TEXT)})
+        blocks += [{"type": "divider"}, {"type": "section", "text": _mrkdwn("\n".join(outcome), _SECTION_TEXT)}]
     blocks += [
-        {"type": "context", "elements": [_plain(f"{decision.person_name}: {decision.reason}", _REASON)]}
-        for decision in approval.decisions
-        if decision.reason
+        {"type": "context", "elements": [_plain(_one_line(f"{decision.person_name}: {decision.reason}"), _REASON)]}
+        for decision in [decision for decision in approval.decisions if decision.reason][-_REASONS:]
     ]
     if approval.status == "pending":
         blocks.append(_buttons(approval))
     blocks.append({"type": "context", "elements": [_plain(_origin(approval), _FIELD)]})
-    return _summary(approval, thread, amount, outcome), blocks
+    return _summary(approval, thread, amount), blocks
 
 
 def reply(approval: Approval, thread: Thread, payment: Payment | None) -> str:
@@ -121,18 +127,37 @@ def date(at: datetime) -> str:
 def _title(approval: Approval, thread: Thread) -> str:
     if approval.status == "pending":
         return "Approval needed"
-    return "Paid" if thread.status == "paid" else approval.status.capitalize()
+    if thread.status == "paid":
+        return "✅ Paid"
+    return {"approved": "✅ Approved", "rejected": "❌ Rejected", "expired": "⌛ Expired"}.get(
+        approval.status, approval.status.capitalize()
+    )
 
 
-def _fields(approval: Approval, amount: str) -> list[Block]:
+def _amount(approval: Approval) -> str:
+    """The amount with the currency's decimals, as it was asked for, and thousands set apart: 1,250.00 USD."""
+    return f"{Decimal(approval.request['amount']):,} {approval.request['currency']}"
+
+
+def _fields(approval: Approval, amount: str, note: str) -> list[Block]:
     """Label and value side by side; only a label of ours is mrkdwn, so a value shows as what it is."""
+    deadline = approval.expires_at if approval.status == "pending" else None
     values = {
         "Amount": _plain(amount, _NAME),
-        "Payee": _plain(str(approval.request.get("payee") or ""), _NAME),
-        "Requested by": _plain(approval.requested_by, _NAME),
-        "Expires": _mrkdwn(date(approval.expires_at) if approval.expires_at else "", _FIELD),
+        "Payee": _plain(_one_line(str(approval.request.get("payee") or "")), _NAME),
+        "Requested by": _plain(_one_line(approval.requested_by), _NAME),
+        "Note": _plain(note, _NAME),
+        "Decide by": _mrkdwn(date(deadline) if deadline else "", _FIELD),
     }
     return [field for name, value in values.items() if value["text"] for field in (_mrkdwn(f"*{name}*", _FIELD), value)]
+
+
+def _is_short(note: str) -> bool:
+    return len(note) <= _SHORT_NOTE and "\n" not in note
+
+
+def _label(text: str) -> Block:
+    return {"type": "context", "elements": [_mrkdwn(text, _FIELD)]}
 
 
 def _buttons(approval: Approval) -> Block:
@@ -150,13 +175,12 @@ def _buttons(approval: Approval) -> Block:
 def _decision_line(decision: Decision) -> str:
     mark, word = ("✅", "Approved") if decision.verdict == "approve" else ("❌", "Rejected")
     door = "" if decision.door == "slack" else f" ({_safe(decision.door, _NAME)})"
-    return f"{mark} {word} by {_safe(decision.person_name, _NAME)}{door}, {date(decision.decided_at)}"
+    return f"{mark} *{word} by {_safe(decision.person_name, _NAME)}*{door}, {date(decision.decided_at)}"
 
 
 def _outcome_lines(approval: Approval, thread: Thread, payment: Payment | None) -> list[str]:
-    amount = f"{approval.request['amount']} {approval.request['currency']}"
     if payment is not None:
-        return [f"💸 {amount} paid, reference {_safe(payment.reference, _FIELD)}"]
+        return [f"💸 *{_amount(approval)} paid*, reference {_safe(payment.reference, _REFERENCE)}"]
     if thread.status == "stuck":
         return ["⚠️ Not paid: the thread is stuck, and somebody must look at it."]
     if approval.status in ("rejected", "expired", "withdrawn", "superseded"):
@@ -165,20 +189,37 @@ def _outcome_lines(approval: Approval, thread: Thread, payment: Payment | None) 
 
 
 def _origin(approval: Approval) -> str:
-    parts = (f"thread {approval.thread_id}", f"interrupt {approval.interrupt_id}", approval.request_hash[:12])
+    parts = (f"thread {approval.thread_id}", f"interrupt {approval.interrupt_id}", f"hash {approval.request_hash[:12]}")
     return " · ".join(parts)
 
 
-def _summary(approval: Approval, thread: Thread, amount: str, outcome: list[str]) -> str:
+def _summary(approval: Approval, thread: Thread, amount: str) -> str:
+    """The whole card in a sentence, for notifications and screen readers: no markup, and times in UTC."""
     payee = approval.request.get("payee")
     to = f" to {_safe(str(payee), _NAME)}" if payee else ""
-    asked = f"{_title(approval, thread)}: {amount}{to}, requested by {_safe(approval.requested_by, _NAME)}"
-    return ". ".join([f"{asked} (thread {approval.thread_id})", *outcome])
+    by = f", requested by {_safe(approval.requested_by, _NAME)} (thread {approval.thread_id})"
+    decided = [
+        f". {'Approved' if d.verdict == 'approve' else 'Rejected'} by {_safe(d.person_name, _NAME)}"
+        f" at {d.decided_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+        for d in approval.decisions[-_REASONS:]
+    ]
+    return f"{_title(approval, thread)}: {amount}{to}{by}{''.join(decided)}"
 
 
 def _safe(text: str, longest: int) -> str:
     """A stranger's text inside our own sentence: visible, one line, cut, then escaped."""
-    return escape(_cut(" ".join(visible(text).split()), longest))
+    return escape(_cut(_one_line(text), longest))
+
+
+def _one_line(text: str) -> str:
+    """Visible and without a line of its own, which could pass for one of ours."""
+    return " ".join(visible(text).split())
+
+
+def _fitting(lines: list[str], longest: int) -> list[str]:
+    """As many whole lines as there is room for: a cut inside one could leave half an escape."""
+    kept = [line for number, line in enumerate(lines) if len("\n".join(lines[: number + 1])) < longest - 20]
+    return kept if len(kept) == len(lines) else [*kept, f"… and {len(lines) - len(kept)} more"]
 
 
 def _plain(text: str, longest: int) -> Block:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import aiohttp
@@ -35,6 +35,8 @@ CALL_TIMEOUT_S = 10.0
 # Slack allows one message a second in a channel: https://api.slack.com/apis/rate-limits
 _BETWEEN_POSTS_S = 1.0
 _LONGEST_WAIT_S = 30.0
+# Slack's clock gives a message its ts, the database's says when it was asked for: they need not agree.
+_CLOCKS_APART_S = 300.0
 _CARD_EVENT, _REPLY_EVENT = "approval_requested", "approval_outcome"
 # Slack failed inside, perhaps after it acted.
 _AMBIGUOUS_ERRORS = {"internal_error", "fatal_error", "service_unavailable", "request_timeout", "team_added_to_org"}
@@ -43,6 +45,9 @@ FIXES = {
     "not_in_channel": "invite the bot to SLACK_CHANNEL",
     "channel_not_found": "set SLACK_CHANNEL to the id of a channel that the bot is in",
     "is_archived": "set SLACK_CHANNEL to a channel that is not archived",
+    "is_inactive": "the card's channel is archived or gone: decide with `claim_flow.py resume`",
+    "message_not_found": "the card was deleted in Slack: decide with `claim_flow.py resume`",
+    "cant_update_message": "another app posted the card: set SLACK_BOT_TOKEN to the token of that one",
     "invalid_auth": "set SLACK_BOT_TOKEN to the app's bot token",
     "token_revoked": "install the app again and set SLACK_BOT_TOKEN",
     "token_expired": "turn token rotation off and set SLACK_BOT_TOKEN",
@@ -149,13 +154,23 @@ class Deliverer:
             # Nobody was shown the request, so nobody needs to be shown its outcome.
             return
         text, shown = blocks.card(approval, thread, payment, advice)
-        for channel, ts in copies:
-            await self._client.chat_update(channel=channel, ts=ts, text=text, blocks=shown)
+        await self._update(copies, text=text, blocks=shown)
         if not copies:
             channel, ts = await self._post(
                 self._channel, text=text, blocks=shown, metadata=_metadata(_CARD_EVENT, approval)
             )
             await notices.remember_message(conn, approval.interrupt_id, channel, ts)
+
+    async def _update(self, copies: Sequence[tuple[str, str]], **message: Any) -> None:
+        """Update every copy. One that Slack refuses does not keep the others from it; the refusal rises at the end."""
+        refusals = []
+        for channel, ts in copies:
+            try:
+                await self._client.chat_update(channel=channel, ts=ts, **message)
+            except SlackApiError as exc:
+                refusals.append(exc)
+        if refusals:
+            raise refusals[0]
 
     async def _say(self, conn: Connection, notice: Notice) -> bool:
         """Say the outcome below each copy of the card. False if the card is still to be posted."""
@@ -164,7 +179,8 @@ class Deliverer:
         if not copies:
             return await notices.card_status(conn, notice.interrupt_id) not in ("pending", "sending")
         for channel, ts in copies:
-            if not (notice.ambiguous and await self._has_reply(channel, ts, approval)):
+            # An earlier attempt may have reached this copy, and failed at the next.
+            if not (notice.attempt > 1 and await self._has_reply(channel, ts, approval)):
                 text = blocks.reply(approval, thread, payment)
                 await self._post(channel, thread_ts=ts, text=text, metadata=_metadata(_REPLY_EVENT, approval))
         return True
@@ -183,20 +199,25 @@ class Deliverer:
 
     async def _find_card(self, conn: Connection, approval: Approval) -> list[tuple[str, str]]:
         """Copies that an earlier attempt posted without hearing of it, remembered from now on."""
-        answer = await self._client.conversations_history(
+        pages = await self._client.conversations_history(
             channel=self._channel,
-            oldest=str(approval.requested_at.timestamp()),
+            oldest=str(approval.requested_at.timestamp() - _CLOCKS_APART_S),
             include_all_metadata=True,
             limit=200,
         )
-        found = [(self._channel, str(m["ts"])) for m in answer["messages"] if _is_about(m, _CARD_EVENT, approval)]
+        found = [
+            (self._channel, str(message["ts"]))
+            async for page in pages
+            for message in page["messages"]
+            if _is_about(message, _CARD_EVENT, approval)
+        ]
         for channel, ts in found:
             await notices.remember_message(conn, approval.interrupt_id, channel, ts)
         return found
 
     async def _has_reply(self, channel: str, ts: str, approval: Approval) -> bool:
-        answer = await self._client.conversations_replies(channel=channel, ts=ts, include_all_metadata=True, limit=200)
-        return any(_is_about(message, _REPLY_EVENT, approval) for message in answer["messages"])
+        pages = await self._client.conversations_replies(channel=channel, ts=ts, include_all_metadata=True, limit=200)
+        return any([_is_about(each, _REPLY_EVENT, approval) async for page in pages for each in page["messages"]])
 
 
 @contextlib.asynccontextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -57,8 +58,9 @@ async def run_demo(*, click_too: bool) -> None:
 @contextmanager
 def without_settings() -> Iterator[None]:
     """Surroundings of the demo's own: no setting, no .env, and a database in a folder that is removed at the end."""
-    for name in Settings.model_fields:
-        os.environ.pop(name.upper(), None)
+    # Their names mean the same in small letters.
+    for name in [name for name in os.environ if name.lower() in Settings.model_fields]:
+        del os.environ[name]
     with tempfile.TemporaryDirectory(prefix="claim-flow-demo-", ignore_cleanup_errors=True) as folder, chdir(folder):
         home = Path(folder) / "home"
         os.environ["CLAIM_FLOW_HOME"] = str(home)
@@ -87,9 +89,9 @@ async def _show_with_slack(page: str, *, click_too: bool) -> None:
     async with asyncio.TaskGroup() as group:
         services = group.create_task(run_services(settings, url, stop, web=True, worker=True))
         story = group.create_task(_tell(url, page, stop, click_too=click_too))
-        await asyncio.wait({services, story}, return_when=asyncio.FIRST_COMPLETED)
-        if services.done():
-            story.cancel()
+        stopped = group.create_task(stop.wait())
+        await asyncio.wait({services, story, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        story.cancel()
         stop.set()
 
 
@@ -116,8 +118,18 @@ async def _tell(url: str, page: str, stop: asyncio.Event, *, click_too: bool) ->
 async def _type(command: str) -> None:
     """Run one of our commands in a process of its own, as if it had been typed. Raises FlowError if it fails."""
     click.echo(f"\n$ uv run claim_flow.py {command}")
-    process = await asyncio.create_subprocess_exec(sys.executable, _SCRIPT, *shlex.split(command))
-    if await process.wait():
+    # In a session of its own: a Ctrl-C in the terminal is ours to handle.
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, _SCRIPT, *shlex.split(command), start_new_session=True
+    )
+    try:
+        await process.wait()
+    except asyncio.CancelledError:
+        # With whatever it has started: it would go on without us, on a database that we remove.
+        os.killpg(process.pid, signal.SIGTERM)
+        await process.wait()
+        raise
+    if process.returncode:
         raise FlowError(f"the demo's command `{command}` failed with exit code {process.returncode}")
 
 

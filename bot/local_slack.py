@@ -36,11 +36,46 @@ _START_TIMEOUT_S = 10.0
 _END_TIMEOUT_S = 5.0
 
 # Runs inside the program before its own code. It listens on every interface otherwise, and would outlive us if we were
-# killed: the pipe on its stdin ends with us, whatever ended us.
+# killed: the pipe on its stdin ends with us, whatever ended us. Its page gets the script below.
 _LEASH = """
 const serve = Bun.serve;
-Bun.serve = (options) => serve({ ...options, hostname: "127.0.0.1" });
+const script = `<script>${PAGE}</script>`;
+const add = { element: (head) => head.prepend(script, { html: true }) };
+Bun.serve = (options) => serve({
+  ...options,
+  hostname: "127.0.0.1",
+  async fetch(...request) {
+    const answer = await options.fetch(...request);
+    const isPage = answer?.headers.get("content-type")?.startsWith("text/html");
+    return isPage ? new HTMLRewriter().on("head", add).transform(answer) : answer;
+  },
+});
 process.stdin.on("end", () => process.exit(0)).resume();
+"""
+
+# The page shows dates and the three escapes of mrkdwn as they were sent; in Slack a reader sees the time in their own
+# zone, and the characters (https://api.slack.com/reference/surfaces/formatting). Only texts are changed here, so what
+# became a link or a mention stays one, and nothing else becomes one.
+_PAGE = r"""
+const day = (at) => at.toLocaleDateString("en-US", { dateStyle: "medium" });
+const time = (at) => at.toLocaleTimeString("en-US", { timeStyle: "short" });
+const date = (_, seconds, format) => {
+  const at = new Date(seconds * 1000);
+  const today = day(at) === day(new Date());
+  return format.replace("{date_short_pretty}", today ? "today" : day(at)).replace("{time}", time(at));
+};
+const shown = (text) => text
+  .replace(/<!date\^(\d+)\^([^|>]*)\|[^>]*>/g, date)
+  .replace(/&lt;/g, "<").replace(/&gt;/g, ">").replace(/&amp;/g, "&");
+new MutationObserver(() => {
+  for (const part of document.querySelectorAll(".mrkdwn")) {
+    const texts = document.createTreeWalker(part, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+      const text = shown(texts.currentNode.data);
+      if (text !== texts.currentNode.data) texts.currentNode.data = text;
+    }
+  }
+}).observe(document, { childList: true, subtree: true });
 """
 
 
@@ -131,7 +166,7 @@ def _install() -> None:
 
 def _start(program: Path, folder: Path, workspace: dict[str, Any]) -> subprocess.Popen[bytes]:
     (folder / "workspace.json").write_text(json.dumps(workspace))
-    (folder / "leash.js").write_text(_LEASH)
+    (folder / "leash.js").write_text(f"const PAGE = {json.dumps(_PAGE)};{_LEASH}")
     # Port 0: the system picks one, so that no other process can take it in between.
     options = ["--config", "workspace.json", "--port", "0", "--base-host", "127.0.0.1", "--files-dir", "files"]
     with (folder / "output.txt").open("wb") as out:

@@ -7,6 +7,7 @@ time is answered with an error, which Slack shows to the person, and with a priv
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import logging
@@ -18,6 +19,7 @@ from typing import Any
 import aiohttp
 import psycopg
 from aiohttp import web
+from psycopg import errors
 from psycopg_pool import AsyncConnectionPool
 from slack_bolt.adapter.aiohttp import to_aiohttp_response
 from slack_bolt.app.async_app import AsyncApp
@@ -29,7 +31,7 @@ from slack_bolt.response import BoltResponse
 from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 
-from bot.blocks import Click, parse_click
+from bot.blocks import Click, escape, parse_click
 from flow import notices
 from flow.approvals import Decided, decide
 from flow.database import Connection
@@ -128,7 +130,7 @@ def build_bolt(client: AsyncWebClient, pool: Pool, background: Background) -> As
         if click is None:
             background.spawn(_tell(respond, "This button is not one of ours any more: look at the newest message."))
             return BoltResponse(status=400, body="not one of our buttons")
-        note = await _decide(pool, click, await own_team.keys(), background)
+        note = await _decide(pool, click, own_team, background)
         await ack()
         if note:
             background.spawn(_tell(respond, note))
@@ -149,12 +151,12 @@ def build_bolt(client: AsyncWebClient, pool: Pool, background: Background) -> As
     return bolt
 
 
-async def _decide(pool: Pool, click: Click, own_team: frozenset[str], background: Background) -> str | None:
+async def _decide(pool: Pool, click: Click, own_team: OwnTeam, background: Background) -> str | None:
     """Commit the click. What to tell the person in private, or None if the card says it all.
 
     Raises NotRecorded if it could not be committed in time.
     """
-    task = background.spawn(_decide_on_pool(pool, click, person_of(click, own_team)))
+    task = background.spawn(_decide_on_pool(pool, click, own_team))
     done, _ = await asyncio.wait({task}, timeout=_DECIDE_TIMEOUT_S)
     if not done:
         raise NotRecorded("Your click could not be confirmed in time. If the buttons stay, please click again.")
@@ -166,13 +168,17 @@ async def _decide(pool: Pool, click: Click, own_team: frozenset[str], background
     except psycopg.OperationalError as exc:
         log.warning("a click was not recorded: %s", str(exc).strip())
         raise NotRecorded("Your click was not recorded: the database is away. Please click again in a moment.") from exc
+    except (SlackApiError, aiohttp.ClientError, TimeoutError, OSError) as exc:
+        log.warning("a click was not recorded, as Slack does not say which team is ours: %s", exc)
+        raise NotRecorded("Your click was not recorded: Slack did not answer. Please click again in a moment.") from exc
     if decided.recorded:
         return None
     by = decided.approval.settled_by
     return f"Already {decided.approval.status}" + (f" by {by.person_name}." if by else ".")
 
 
-async def _decide_on_pool(pool: Pool, click: Click, person: Person) -> Decided:
+async def _decide_on_pool(pool: Pool, click: Click, own_team: OwnTeam) -> Decided:
+    person = person_of(click, await own_team.keys())
     verdict = Verdict(verdict=click.verdict, door="slack", request_hash=click.request_hash)
     try:
         async with pool.connection() as conn:
@@ -185,11 +191,25 @@ async def _decide_on_pool(pool: Pool, click: Click, person: Person) -> Decided:
 
 
 async def _decide_on(conn: Connection, click: Click, person: Person, verdict: Verdict) -> Decided:
-    decided = await decide(conn, click.interrupt_id, person, verdict)
-    if click.channel_id and click.message_ts:
-        # A copy whose posting we never heard of becomes known, and is kept true like the others.
-        await notices.remember_message(conn, click.interrupt_id, click.channel_id, click.message_ts)
-    return decided
+    await _remember_copy(conn, click)
+    return await decide(conn, click.interrupt_id, person, verdict)
+
+
+async def _remember_copy(conn: Connection, click: Click) -> None:
+    """A copy whose posting we never heard of becomes known, and is kept true like the others.
+
+    Before the decision, and whatever becomes of it: on a card of a settled request the buttons go away.
+    """
+    if click.channel_id is None or click.message_ts is None:
+        return
+    copy = (click.channel_id, click.message_ts)
+    if copy in await notices.messages_of(conn, click.interrupt_id):
+        return
+    # Unknown to the table of approvals: `decide` says so.
+    with contextlib.suppress(errors.ForeignKeyViolation):
+        async with conn.transaction():
+            await notices.remember_message(conn, click.interrupt_id, *copy)
+            await notices.change_card(conn, click.interrupt_id)
 
 
 def person_of(click: Click, own_team: frozenset[str]) -> Person:
@@ -204,8 +224,9 @@ def person_of(click: Click, own_team: frozenset[str]) -> Person:
 
 
 async def _tell(respond: AsyncRespond, text: str) -> None:
-    """A note that only the person who clicked sees."""
-    await respond(text=text, response_type="ephemeral", replace_original=False)
+    """A note that only the person who clicked sees; member ids in it are shown as names."""
+    shown = re.sub(r"\b[UW][A-Z0-9]{4,}\b", r"<@\g<0>>", escape(text))
+    await respond(text=shown, response_type="ephemeral", replace_original=False)
 
 
 # HTTP mode
@@ -231,23 +252,23 @@ def slack_events(bolt: AsyncApp, signing_secret: str) -> Callable[[web.Request],
         except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
             # Bolt looks into whatever it parses, and takes the shape of what it finds for granted.
             return web.json_response({"error": "malformed"}, status=400)
-        if not _is_readable(parsed.body):
-            return web.json_response({"error": "malformed"}, status=400)
+        if not _is_heard(parsed.body):
+            return web.json_response({"error": "nothing listens to this"}, status=404)
         return await to_aiohttp_response(await bolt.async_dispatch(parsed))
 
     return handle
 
 
-def _is_readable(body: dict[str, Any]) -> bool:
-    """Whether Bolt can find a listener for it: it would fail, with any error, on another shape of these fields."""
-    actions = body.get("actions", [{"action_id": ""}])
-    return (
-        all(isinstance(body.get(name, {}), dict) for name in ("event", "view"))
-        and isinstance(actions, list)
-        and bool(actions)
-        and isinstance(actions[0], dict)
-        and isinstance(actions[0].get("action_id"), str)
-    )
+def _is_heard(body: dict[str, Any]) -> bool:
+    """Whether anything here listens to it, and finds what it looks at. Bolt would fail on a wrong shape of the rest."""
+    if body.get("type") != "block_actions":
+        return body.get("type") == "url_verification"
+    actions = body.get("actions")
+    return isinstance(actions, list) and isinstance(next(map(_action_id, actions), None), str)
+
+
+def _action_id(action: object) -> object:
+    return action.get("action_id") if isinstance(action, dict) else None
 
 
 def is_signed(secret: str, headers: Any, body: bytes, *, now: float) -> bool:

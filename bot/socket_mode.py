@@ -7,6 +7,7 @@ and a connection that stays away is made a reason to end.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import NoReturn
 
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 _OPEN_TIMEOUT_S = 10.0
 # Our ping, which Slack answers; four without an answer mean that the connection is dead.
 _PING_INTERVAL_S = 5.0
+# Slack's trouble, not the token's: https://api.slack.com/methods/apps.connections.open#errors
+_PASSING_ERRORS = {"ratelimited", "internal_error", "fatal_error", "service_unavailable", "request_timeout"}
 # Long enough for Slack's own restarts; after it a supervisor does better than we do.
 SILENCE_S = 120.0
 
@@ -50,20 +53,28 @@ class SocketMode:
         self.connected = False
 
     async def open(self) -> None:
-        """Connect. Raises SettingError for a token that Slack refuses, within 10 s."""
+        """Connect, within 10 s. Raises SettingError for a token that Slack refuses, SlackIsSilent for its trouble."""
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(self._socket.close)
+            await self._open()
+            undo.pop_all()
+        self.connected = True
+
+    async def _open(self) -> None:
         try:
             async with asyncio.timeout(_OPEN_TIMEOUT_S):
                 answer = await self._socket.web_client.apps_connections_open(app_token=self._socket.app_token)
                 self._socket.wss_uri = answer["url"]
                 await self._socket.connect()  # type: ignore[no-untyped-call]
         except SlackApiError as exc:
-            error = exc.response.get("error") if hasattr(exc.response, "get") else exc
+            error = exc.response.get("error") if hasattr(exc.response, "get") else None
+            if error is None or error in _PASSING_ERRORS:
+                raise SlackIsSilent(f"Slack opens no websocket ({error or 'without a reason'}): start anew") from exc
             raise SettingError(
                 f"SLACK_APP_TOKEN is refused by Slack ({error}): make one with the scope connections:write"
             ) from exc
         except (TimeoutError, aiohttp.ClientError, OSError) as exc:
             raise SlackIsSilent(f"no websocket to Slack within {_OPEN_TIMEOUT_S:g} s ({type(exc).__name__})") from exc
-        self.connected = True
 
     async def watch(self, *, silence_s: float = SILENCE_S) -> NoReturn:
         """Keep `connected` true to life. Raises SlackIsSilent once it was not for `silence_s`."""
