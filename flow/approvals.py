@@ -7,7 +7,7 @@ the verdict, wakes the thread and changes the cards in one transaction; the door
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from psycopg import sql
@@ -94,12 +94,13 @@ async def decide(conn: Connection, interrupt_id: str, person: Person, verdict: V
             _check_same(approval, verdict)
             return Decided(approval=approval, recorded=False)
         await _check_time(conn, approval)
-        recorded = await _record(conn, approval, person, verdict)
-        approval = await approval_of(conn, interrupt_id)
-        if recorded:
-            await _settle_if_decided(conn, approval)
-            approval = await approval_of(conn, interrupt_id)
-        return Decided(approval=approval, recorded=recorded)
+        decision = await _record(conn, approval, person, verdict)
+        if decision is None:
+            return Decided(approval=approval, recorded=False)
+        others = [other for other in approval.decisions if other.person != decision.person]
+        return Decided(
+            approval=await _settle_if_decided(conn, replace(approval, decisions=(*others, decision))), recorded=True
+        )
 
 
 async def expire_overdue(conn: Connection, *, limit: int = 100) -> int:
@@ -149,33 +150,42 @@ async def _check_time(conn: Connection, approval: Approval) -> None:
         raise ApprovalExpired(approval.interrupt_id, approval.expires_at)
 
 
-async def _record(conn: Connection, approval: Approval, person: Person, verdict: Verdict) -> bool:
-    """Write the verdict; while the approval is pending an approve may be turned into a reject, never back."""
+async def _record(conn: Connection, approval: Approval, person: Person, verdict: Verdict) -> Decision | None:
+    """Write the verdict; None if this person has given it before.
+
+    While the approval is pending an approve may be turned into a reject, never back.
+    """
     rows = await conn.execute(
         "INSERT INTO decisions (interrupt_id, person, person_name, verdict, door, reason)"
         " VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (interrupt_id, person) DO UPDATE"
         " SET verdict = EXCLUDED.verdict, door = EXCLUDED.door, reason = EXCLUDED.reason,"
-        " decided_at = EXCLUDED.decided_at WHERE decisions.verdict = 'approve' AND EXCLUDED.verdict = 'reject'",
+        " decided_at = EXCLUDED.decided_at WHERE decisions.verdict = 'approve' AND EXCLUDED.verdict = 'reject'"
+        " RETURNING person, person_name, verdict, door, reason, decided_at",
         (approval.interrupt_id, person.key, person.name, verdict.verdict, verdict.door, verdict.reason),
     )
-    return rows.rowcount == 1
+    row = await rows.fetchone()
+    return Decision(**row) if row else None
 
 
-async def _settle_if_decided(conn: Connection, approval: Approval) -> None:
+async def _settle_if_decided(conn: Connection, approval: Approval) -> Approval:
+    """The approval as it is with its newest decision: settled, or still pending."""
     verdicts = [decision.verdict for decision in approval.decisions]
+    await notices.change_card(conn, approval.interrupt_id)
     if "reject" in verdicts:
         status = "rejected"
     elif verdicts.count("approve") >= approval.required:
         status = "approved"
     else:
-        await notices.change_card(conn, approval.interrupt_id)
-        return
-    await conn.execute(
-        "UPDATE approvals SET status = %s, settled_at = clock_timestamp() WHERE interrupt_id = %s",
+        return approval
+    rows = await conn.execute(
+        "UPDATE approvals SET status = %s, settled_at = clock_timestamp() WHERE interrupt_id = %s"
+        " RETURNING status, settled_at",
         (status, approval.interrupt_id),
     )
-    await notices.change_card(conn, approval.interrupt_id)
+    row = await rows.fetchone()
+    assert row is not None
     await threads.wake(conn, approval.thread_id)
+    return replace(approval, **row)
 
 
 async def _with_decisions(conn: Connection, rows: Sequence[dict[str, Any]]) -> list[Approval]:
