@@ -146,7 +146,7 @@ def _fields(approval: Approval, amount: str, note: str) -> list[Block]:
         "Amount": _plain(amount, _NAME),
         "Payee": _plain(_one_line(str(approval.request.get("payee") or "")), _NAME),
         "Requested by": _plain(_one_line(approval.requested_by), _NAME),
-        "Note": _plain(note, _NAME),
+        "Note": _plain(_one_line(note), _NAME),
         "Decide by": _mrkdwn(date(deadline) if deadline else "", _FIELD),
     }
     return [field for name, value in values.items() if value["text"] for field in (_mrkdwn(f"*{name}*", _FIELD), value)]
@@ -201,9 +201,11 @@ def _summary(approval: Approval, thread: Thread, amount: str) -> str:
     decided = [
         f". {'Approved' if d.verdict == 'approve' else 'Rejected'} by {_safe(d.person_name, _NAME)}"
         f" at {d.decided_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-        for d in approval.decisions[-_REASONS:]
+        for d in approval.decisions
     ]
-    return f"{_title(approval, thread)}: {amount}{to}{by}{''.join(decided)}"
+    waits = approval.status == "pending" and approval.expires_at is not None
+    until = f", to be decided by {approval.expires_at:%Y-%m-%d %H:%M} UTC" if waits else ""
+    return f"{_title(approval, thread)}: {amount}{to}{by}{until}{''.join(_fitting(decided, _OUTCOME))}"
 
 
 def _safe(text: str, longest: int) -> str:
@@ -213,7 +215,7 @@ def _safe(text: str, longest: int) -> str:
 
 def _one_line(text: str) -> str:
     """Visible and without a line of its own, which could pass for one of ours."""
-    return " ".join(visible(text).split())
+    return visible(" ".join(text.split()))
 
 
 def _fitting(lines: list[str], longest: int) -> list[str]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any, TypeVar
 
 import aiohttp
 import psycopg
@@ -30,6 +30,8 @@ from flow.settings import Settings
 from flow.threads import thread_of
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CALL_TIMEOUT_S = 10.0
 # Slack allows one message a second in a channel: https://api.slack.com/apis/rate-limits
@@ -87,26 +89,29 @@ class Deliverer:
 
     async def _run_lane(self, url: str, lane: notices.Lane) -> None:
         conn: Connection | None = None
-        async for connected in wakes(url, present_as=(Lock.DELIVERER,)):
-            self.connected = connected
-            if not connected:
-                continue
-            try:
-                if conn is None or conn.closed:
-                    conn = await connect(url, "door")
-                await self._sweep_lane(conn, lane)
-            except (psycopg.OperationalError, DatabaseUnavailable) as exc:
-                # Leases run out by themselves; the listener keeps trying and wakes us.
-                log.warning("the database is away: %s", str(exc).strip())
+        async with contextlib.aclosing(wakes(url, present_as=(Lock.DELIVERER,))) as waking:
+            async for connected in waking:
+                self.connected = connected
+                if not connected:
+                    continue
+                try:
+                    if conn is None or conn.closed:
+                        conn = await connect(url, "door")
+                    await self._sweep_lane(conn, lane)
+                except (psycopg.OperationalError, DatabaseUnavailable) as exc:
+                    # Leases run out by themselves; the listener keeps trying and wakes us.
+                    log.warning("the database is away: %s", str(exc).strip())
 
     async def _sweep_lane(self, conn: Connection, lane: notices.Lane) -> tuple[int, int]:
         sent = failed = 0
-        while notice := await notices.lease(conn, lane):
-            if await self._deliver(conn, notice):
-                sent += 1
-            else:
-                failed += 1
+        while (delivered := await _finish(self._deliver_next(conn, lane))) is not None:
+            sent, failed = sent + delivered, failed + (not delivered)
         return sent, failed
+
+    async def _deliver_next(self, conn: Connection, lane: notices.Lane) -> bool | None:
+        """Whether the notice that is due was sent; None if none is due."""
+        notice = await notices.lease(conn, lane)
+        return await self._deliver(conn, notice) if notice else None
 
     async def _deliver(self, conn: Connection, notice: Notice) -> bool:
         try:
@@ -117,6 +122,10 @@ class Deliverer:
                 return True
         except SlackApiError as exc:
             await self._refused(conn, notice, exc)
+        except (ArithmeticError, KeyError, TypeError, ValueError) as exc:
+            # A request that we cannot show, or an answer that we cannot read, must not keep the others waiting.
+            log.exception("thread %s: its %s cannot be shown", notice.thread_id, notice.kind)
+            await notices.mark_failed(conn, notice, f"it cannot be shown: {type(exc).__name__}: {exc}")
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             unsent = isinstance(exc, aiohttp.ClientConnectorError)
             error = f"no answer from Slack ({type(exc).__name__}: {exc})"
@@ -232,6 +241,16 @@ async def slack_client(settings: Settings) -> AsyncIterator[AsyncWebClient]:
             session=session,
             retry_handlers=[],
         )
+
+
+async def _finish(work: Coroutine[Any, Any, T]) -> T:
+    """Its result. A cancellation waits for its end: a delivery that is cut off keeps its lease, and nobody goes on."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
 
 
 async def _facts(conn: Connection, notice: Notice) -> tuple[Approval, Thread, Payment | None]:

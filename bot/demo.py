@@ -7,6 +7,7 @@ folder. Each step is a command that a user could type, run as one.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shlex
 import signal
@@ -81,6 +82,8 @@ async def _show_without_slack() -> None:
 
 async def _show_with_slack(page: str, *, click_too: bool) -> None:
     stop = stop_on_signals()
+    # It warns about settings that it is right not to use.
+    logging.getLogger("slack_bolt").setLevel(logging.ERROR)
     settings = read_settings()
     url = database_url(settings)
     async with await connect(url, "door") as conn:

@@ -215,7 +215,8 @@ async def _remember_copy(conn: Connection, click: Click) -> None:
 def person_of(click: Click, own_team: frozenset[str]) -> Person:
     """Who clicked. The same member id in another team is another person, whom a bare id does not name."""
     keys = {f"slack:{team}/{click.user_id}" for team in (click.team_id, click.enterprise_id) if team}
-    names = keys | ({click.user_id} if {click.team_id, click.enterprise_id} & own_team else set())
+    # In a shared channel the enterprise is ours and the person may not be: only their own team counts.
+    names = keys | ({click.user_id} if (click.team_id or click.enterprise_id) in own_team else set())
     return Person(
         key=f"slack:{click.team_id or click.enterprise_id}/{click.user_id}",
         name=click.user_name,
@@ -225,7 +226,7 @@ def person_of(click: Click, own_team: frozenset[str]) -> Person:
 
 async def _tell(respond: AsyncRespond, text: str) -> None:
     """A note that only the person who clicked sees; member ids in it are shown as names."""
-    shown = re.sub(r"\b[UW][A-Z0-9]{4,}\b", r"<@\g<0>>", escape(text))
+    shown = re.sub(r"\b[UW](?=[A-Z]*\d)[A-Z0-9]{4,}\b", r"<@\g<0>>", escape(text))
     await respond(text=shown, response_type="ephemeral", replace_original=False)
 
 

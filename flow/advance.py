@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from flow.database import Connection, Lock, check_locks, connect, is_present, listen, wait_for_bell
+from flow.errors import DriveFailed
 from flow.model import Thread
 from flow.settings import Settings
 from flow.threads import thread_of
@@ -20,7 +21,7 @@ _POLL_S = 0.25
 async def advance(url: str, conn: Connection, thread_id: str, settings: Settings) -> Thread:
     """The thread as it is once it waits for a person, is over, stuck or put off, or has been watched for long enough.
 
-    Raises DriveFailed if a step failed in this process.
+    A step that fails is told by the row alone, the same whoever drove.
     """
     await listen(conn)
     deadline = asyncio.get_running_loop().time() + settings.drive_timeout
@@ -41,7 +42,10 @@ async def _drive_here(url: str, thread_id: str, settings: Settings) -> bool:
     await check_locks(url)
     async with await connect(url, "drive") as own:
         await ensure_checkpoint_tables(url, own)
-        outcome = await drive(
-            own, thread_id, graph=compile_graph(), policy=policy_of(settings), adviser=adviser_of(settings)
-        )
+        try:
+            outcome = await drive(
+                own, thread_id, graph=compile_graph(), policy=policy_of(settings), adviser=adviser_of(settings)
+            )
+        except DriveFailed:
+            return True
     return outcome != "locked"

@@ -49,6 +49,20 @@ async def request_approval(
         await notices.post_card(conn, interrupt_id, thread.thread_id)
 
 
+async def supersede(conn: Connection, thread_id: str, *, keep: Sequence[str]) -> None:
+    """Close the thread's pending approvals that its flow no longer waits for: a decision on them would do nothing.
+
+    That happens when checkpoints were lost: the flow asks again, under a new interrupt id.
+    """
+    rows = await conn.execute(
+        "UPDATE approvals SET status = 'superseded', settled_at = clock_timestamp()"
+        " WHERE thread_id = %s AND status = 'pending' AND interrupt_id <> ALL(%s) RETURNING interrupt_id",
+        (thread_id, list(keep)),
+    )
+    for row in await rows.fetchall():
+        await notices.change_card(conn, row["interrupt_id"])
+
+
 async def approval_of(conn: Connection, interrupt_id: str, *, lock: bool = False) -> Approval:
     """The approval with its decisions. Raises UnknownApproval."""
     query = sql.SQL("SELECT {} FROM approvals WHERE interrupt_id = %s {}").format(

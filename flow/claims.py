@@ -11,7 +11,7 @@ is not the same each time (the policy, the model) is written to the state once a
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TypedDict
 
 from langgraph.graph import END, START, StateGraph
@@ -21,10 +21,12 @@ from langgraph.types import interrupt
 from flow import payments
 from flow.approvals import approvals_of
 from flow.assess import assess
+from flow.database import Connection
 from flow.errors import NotApproved
-from flow.model import CLAIM_FLOW_VERSION, Claim, request_hash
+from flow.model import CLAIM_FLOW_VERSION, Approval, Claim, request_hash
 from flow.pen import Pen
 from flow.policy import Tier
+from flow.threads import thread_of
 
 
 class State(TypedDict, total=False):
@@ -75,16 +77,35 @@ async def approve(state: State) -> State:
 async def pay(state: State, runtime: Runtime[Pen]) -> State:
     claim, thread_id = _claim_of(state), state["thread_id"]
     async with runtime.context.tx() as conn:
-        approvals = (await approvals_of(conn, [thread_id]))[thread_id]
-        granted = {
-            a.tier
-            for a in approvals
-            if a.status == "approved" and a.request_hash == _hash(state, a.tier, a.interrupt_id)
-        }
-        if missing := [tier["name"] for tier in state["tiers"] if tier["name"] not in granted]:
-            raise NotApproved(f"not paid: {claim.amount} {claim.currency} was not approved in this form by {missing}")
+        await _check_approved(conn, state, claim)
         payment = await payments.pay(conn, thread_id, claim)
     return {"reference": payment.reference}
+
+
+async def _check_approved(conn: Connection, state: State, claim: Claim) -> None:
+    """Raise NotApproved unless this is the claim that was filed, and each tier approved exactly it.
+
+    By our rows, not by the state's word: what people were shown, and who said yes to it.
+    """
+    thread_id = state["thread_id"]
+    filed = Claim.of_input((await thread_of(conn, thread_id)).input)
+    if replace(filed, note="") != claim:
+        raise NotApproved(f"not paid: {claim.amount} {claim.currency} is not the claim that was filed")
+    approvals = (await approvals_of(conn, [thread_id]))[thread_id]
+    granted = {approval.tier for approval in approvals if _grants(approval, claim)}
+    if missing := [tier["name"] for tier in state["tiers"] if tier["name"] not in granted]:
+        raise NotApproved(f"not paid: {claim.amount} {claim.currency} was not approved in this form by {missing}")
+
+
+def _grants(approval: Approval, claim: Claim) -> bool:
+    votes = [decision.verdict for decision in approval.decisions]
+    return (
+        approval.status == "approved"
+        and "reject" not in votes
+        and votes.count("approve") >= approval.required
+        and Claim.of_input(approval.request) == claim
+        and approval.request_hash == _hash(approval.thread_id, approval.interrupt_id, approval.tier, claim)
+    )
 
 
 def build() -> StateGraph[State, Pen]:
@@ -107,10 +128,7 @@ def read_request(thread_id: str, interrupt_id: str, value: Any) -> tuple[Tier, d
     tier = Tier(**value["tier"] | {"approvers": tuple(value["tier"]["approvers"])})
     shown = {name: value[name] for name in ("amount", "currency", "payee")}
     claim = Claim.of_input(shown)
-    digest = request_hash(
-        thread_id=thread_id, interrupt_id=interrupt_id, tier=tier.name, flow_version=CLAIM_FLOW_VERSION, claim=claim
-    )
-    return tier, shown, digest
+    return tier, shown, _hash(thread_id, interrupt_id, tier.name, claim)
 
 
 def _after_a_tier(state: State) -> str:
@@ -132,11 +150,7 @@ def _claim_of(state: State) -> Claim:
     return Claim.of_input({name: state[name] for name in ("amount", "currency", "payee")})
 
 
-def _hash(state: State, tier: str, interrupt_id: str) -> str:
+def _hash(thread_id: str, interrupt_id: str, tier: str, claim: Claim) -> str:
     return request_hash(
-        thread_id=state["thread_id"],
-        interrupt_id=interrupt_id,
-        tier=tier,
-        flow_version=CLAIM_FLOW_VERSION,
-        claim=_claim_of(state),
+        thread_id=thread_id, interrupt_id=interrupt_id, tier=tier, flow_version=CLAIM_FLOW_VERSION, claim=claim
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from enum import IntEnum
 from importlib import resources
 from typing import Any, Literal
@@ -72,8 +72,11 @@ def database_url(settings: Settings) -> str:
     url = settings.database_url.get_secret_value()
     try:
         conninfo_to_dict(url)
-    except psycopg.ProgrammingError as exc:
-        raise SettingError(f"DATABASE_URL is not a libpq URL such as postgresql://user@host/name: {exc}") from exc
+    except psycopg.ProgrammingError:
+        # Its own message repeats the URL, password included.
+        raise SettingError(
+            "DATABASE_URL is not a libpq URL such as postgresql://user@host/name (special characters as %40)"
+        ) from None
     return url
 
 
@@ -187,10 +190,11 @@ async def wait_for_bell(conn: Connection, *, timeout_s: float) -> bool:
     return rang
 
 
-async def wakes(url: str, *, present_as: tuple[Lock, ...] = ()) -> AsyncIterator[bool]:
+async def wakes(url: str, *, present_as: tuple[Lock, ...] = ()) -> AsyncGenerator[bool, None]:
     """Yield True at every bell and every POLL_S, and False while the database is away, for ever.
 
     The first True comes at once, and again after each reconnect: what happened meanwhile was not announced.
+    Close it (`contextlib.aclosing`) to let go.
     While connected the process holds `present_as` in share mode, which is how others see that it is here.
     """
     pause = 0.1
@@ -230,25 +234,42 @@ async def is_present(conn: Connection, lock: Lock) -> bool:
 
 
 async def check_locks(url: str) -> None:
-    """Prove that session locks hold through this connection. Raises LocksUnusable.
+    """Prove that session locks, and our session settings, hold through this connection. Raises LocksUnusable.
 
     Behind a transaction pooler two clients may share one server session: both would get every lock, or lose it
     between two statements.
     """
+    try:
+        holds = await _locks_hold(url)
+    except (errors.DuplicatePreparedStatement, errors.InvalidSqlStatementName):
+        holds = False
+    if not holds:
+        raise LocksUnusable(
+            "session locks do not hold through DATABASE_URL (a transaction pooler such as PgBouncer?):"
+            " two processes could pay one thread. Give the server's own address, or a pooler in session mode that"
+            " passes `options` on"
+        )
+
+
+async def _locks_hold(url: str) -> bool:
     async with await connect(url, "drive") as one, await connect(url, "drive") as two:
         key = (_LOCK_CLASS, int(Lock.SELF_TEST))
         await one.execute("SELECT pg_advisory_lock_shared(%s, %s)", key)
         before = await _backend_pid(one)
         async with two.transaction():
-            row = await (await two.execute("SELECT pg_try_advisory_lock(%s, %s) AS got", key)).fetchone()
+            row = await (
+                await two.execute(
+                    "SELECT pg_try_advisory_lock(%s, %s) AS got,"
+                    " current_setting('client_connection_check_interval') AS interval",
+                    key,
+                )
+            ).fetchone()
             other = await _backend_pid(two)
             after = await _backend_pid(one)
         await one.execute("SELECT pg_advisory_unlock_shared(%s, %s)", key)
-        if row is None or row["got"] or before != after or before == other:
-            raise LocksUnusable(
-                "session locks do not hold through DATABASE_URL (a transaction pooler such as PgBouncer?):"
-                " two processes could pay one thread. Give the server's own address, or a pooler in session mode"
-            )
+    assert row is not None
+    settings_hold = row["interval"] == _EVERY_SESSION["client_connection_check_interval"]
+    return not row["got"] and before == after != other and settings_hold
 
 
 async def _backend_pid(conn: Connection) -> int:

@@ -24,10 +24,11 @@ from langgraph.types import Command, Interrupt, StateSnapshot
 from psycopg import errors
 
 from flow import claims, notices, threads
-from flow.approvals import approval_of, approvals_of, request_approval
+from flow.approvals import approval_of, approvals_of, request_approval, supersede
 from flow.assess import Adviser
 from flow.database import Connection, Lock, connect, exclusively
 from flow.errors import DriveFailed, NotApproved, UnknownApproval
+from flow.inputs import storable
 from flow.model import Approval, Claim, Thread
 from flow.payments import payments_of
 from flow.pen import Pen
@@ -56,9 +57,6 @@ async def drive(
         return "locked"
     try:
         return await _drive_locked(Pen(conn=conn, policy=policy, adviser=adviser), thread_id, graph)
-    except NotApproved as exc:
-        await _give_up(conn, thread_id, str(exc))
-        return "stuck"
     except Exception as exc:
         if conn.closed:
             raise
@@ -90,28 +88,38 @@ async def ensure_checkpoint_tables(url: str, conn: Connection) -> None:
 
 async def _drive_locked(pen: Pen, thread_id: str, graph: Graph) -> Outcome:
     conn = pen.conn
-    thread = await threads.take(conn, thread_id)
-    if thread is None:
-        return await _untaken(conn, thread_id)
+    while (thread := await threads.take(conn, thread_id)) is None:
+        if outcome := await _untaken(conn, thread_id):
+            return outcome
     saver = AsyncPostgresSaver(conn)
     saver.lock = pen.lock
     run = _Run(graph.copy({"checkpointer": saver}), pen, thread_id)
-    state = await run.look()
-    while True:
-        if state.created_at is None:
-            state = await run.on(claims.initial_state(thread_id, Claim.of_input(thread.input)))
-        elif state.interrupts:
-            verdicts = await _verdicts_or_wait(pen, thread, state.interrupts)
-            if verdicts is None:
-                return "waiting"
-            if verdicts:
-                state = await run.on(Command(resume=verdicts))
-        elif state.tasks:
-            state = await run.on(None)
-        elif outcome := await _close(pen, thread):
-            return outcome
+    place: StateSnapshot | Outcome = await run.look()
+    while not isinstance(place, str):
+        try:
+            place = await _step(run, pen, thread, place)
+        except NotApproved as exc:
+            # Trying again would not make it approved.
+            if not await threads.leave(conn, thread, status="stuck", reason=str(exc)):
+                raise
+            return "stuck"
         # A reason to drive may have been added since; `leave` compares with this.
         thread = await threads.thread_of(conn, thread_id)
+    return place
+
+
+async def _step(run: _Run, pen: Pen, thread: Thread, state: StateSnapshot) -> StateSnapshot | Outcome:
+    """Take the one step that the thread's state calls for: the state after it, or how the drive ends."""
+    if state.created_at is None:
+        return await run.on(claims.initial_state(thread.thread_id, Claim.of_input(thread.input)))
+    if state.interrupts:
+        verdicts = await _verdicts_or_wait(pen, thread, state.interrupts)
+        if verdicts is None:
+            return "waiting"
+        return await run.on(Command(resume=verdicts)) if verdicts else state
+    if state.tasks:
+        return await run.on(None)
+    return await _close(pen, thread) or state
 
 
 class _Run:
@@ -150,9 +158,13 @@ async def _verdicts_or_wait(
         verdicts = {}
         for pause in interrupts:
             try:
-                approval = await approval_of(conn, pause.id, lock=True)
+                approval = await approval_of(conn, pause.id)
+                if approval.status == "pending":
+                    # A settled one stays as it is; locking it would only cost a commit.
+                    approval = await approval_of(conn, pause.id, lock=True)
             except UnknownApproval:
                 tier, request, digest = claims.read_request(thread.thread_id, pause.id, pause.value)
+                await supersede(conn, thread.thread_id, keep=[each.id for each in interrupts])
                 await request_approval(
                     conn, thread, interrupt_id=pause.id, tier=tier, request=request, request_hash=digest
                 )
@@ -194,20 +206,18 @@ async def _close(pen: Pen, thread: Thread) -> Outcome | None:
     return None
 
 
-async def _untaken(conn: Connection, thread_id: str) -> Outcome:
+async def _untaken(conn: Connection, thread_id: str) -> Outcome | None:
+    """Why the thread cannot be taken; None if it can by now."""
     thread = await threads.thread_of(conn, thread_id)
     if thread.over:
         return "over"
-    await _give_up(conn, thread_id, thread.reason or f"{thread.attempts} drives died without a word")
-    return "stuck"
-
-
-async def _give_up(conn: Connection, thread_id: str, reason: str) -> None:
-    thread = await threads.thread_of(conn, thread_id)
-    await threads.leave(conn, thread, status="stuck", reason=reason)
+    if thread.attempts < threads.MAX_ATTEMPTS:
+        return None
+    reason = thread.reason or f"{thread.attempts} drives died without a word"
+    return "stuck" if await threads.leave(conn, thread, status="stuck", reason=reason) else None
 
 
 def _in_words(exc: BaseException) -> str:
-    """One line for a person, without control characters, which the row could not hold."""
+    """One line for a person, of characters that the row can hold."""
     text = " ".join(f"{type(exc).__name__}: {exc}".split())
-    return text.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")[:500]
+    return storable(text.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00"))[:500]

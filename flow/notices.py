@@ -69,7 +69,9 @@ async def mark_sent(conn: Connection, notice: Notice) -> None:
         " ambiguous = false, error = NULL WHERE id = %(id)s AND attempt = %(attempt)s AND status = 'sending'",
         {"version": notice.version, "id": notice.id, "attempt": notice.attempt},
     )
-    if ours.rowcount == 0:
+    # What changed meanwhile is due now.
+    await ring(conn)
+    if ours.rowcount == 0 and notice.kind == "card":
         # Another deliverer was faster, and our older text may have landed after its newer one: show it once more.
         await change_card(conn, notice.interrupt_id)
 

@@ -18,7 +18,9 @@ from flow.errors import SettingError
 class Settings(BaseSettings):
     """The field names in capitals are the environment's names; the README has the table."""
 
-    model_config = SettingsConfigDict(env_file=".env", env_file_encoding="utf-8", env_ignore_empty=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_file=".env", env_file_encoding="utf-8", env_ignore_empty=True, extra="ignore", hide_input_in_errors=True
+    )
 
     database_url: SecretStr | None = None
     claim_flow_home: Path = Path(".claim_flow")
@@ -44,7 +46,7 @@ class Settings(BaseSettings):
     health_port: int | None = Field(default=None, ge=0, le=65535)
 
     # How long one drive may take before its process is killed and the thread is taken over.
-    drive_timeout: float = Field(default=120.0, gt=0)
+    drive_timeout: float = Field(default=120.0, gt=0, allow_inf_nan=False)
     # Fresh processes that wait for a thread, each with an open connection and about 80 MB.
     stand_by: int = Field(default=2, ge=1, le=64)
 

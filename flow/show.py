@@ -113,6 +113,7 @@ def print_list(stories: Sequence[Story]) -> None:
     table = Table(
         "thread", "status", "amount", "payee", "requested by", "started", "reference", box=None, pad_edge=False
     )
+    table.columns[0].overflow = "fold"
     table.columns[2].justify = "right"
     for story in stories:
         thread = story.thread

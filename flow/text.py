@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import unicodedata
 
-# Format characters reorder or hide what stands around them (bidi overrides, zero-width joiners); the rest of "C" is
-# control characters, private use and unassigned code points. Line breaks and tabs are honest.
-_KEPT = {"\n", "\t"}
+# Line breaks and tabs are honest; the variation selector after an emoji only says that it is one.
+_KEPT = {"\n", "\t", "\ufe0f"}
+# Letters and marks by category that a reader does not see: Unicode's Default_Ignorable_Code_Point, and blank Braille.
+_UNSEEN = {"\u034f", "\u115f", "\u1160", "\u17b4", "\u17b5", "\u2800", "\u3164", "\uffa0"}
+_UNSEEN |= {chr(code) for code in (*range(0x180B, 0x180F), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))}
 
 
 def visible(text: str) -> str:
     """The text with every character that a reader could not see, or that moves others, shown as its escape."""
-    return "".join(c if c in _KEPT or unicodedata.category(c)[0] != "C" else _escape(c) for c in text)
+    return "".join(_escape(c) if _hides(c) else c for c in text)
+
+
+def _hides(character: str) -> bool:
+    """Format characters reorder or hide what stands around them (bidi overrides, zero-width joiners); the rest of "C"
+    is control characters, private use and unassigned code points; "Zl" and "Zp" break lines that look whole."""
+    category = unicodedata.category(character)
+    return character not in _KEPT and (character in _UNSEEN or category[0] == "C" or category in ("Zl", "Zp"))
 
 
 def _escape(character: str) -> str:

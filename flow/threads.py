@@ -136,8 +136,8 @@ async def wake(conn: Connection, thread_id: str) -> None:
     """Add a reason to drive the thread now. Belongs in the transaction that made the reason true."""
     await conn.execute(
         "UPDATE threads SET wakes = wakes + 1, due_at = clock_timestamp(), status = 'running', attempts = 0,"
-        " reason = NULL WHERE thread_id = %s",
-        (thread_id,),
+        " reason = NULL WHERE thread_id = %s AND status <> ALL(%s)",
+        (thread_id, list(OVER)),
     )
     await ring(conn)
 

@@ -79,6 +79,11 @@ class Worker:
                 self._stopping = True
                 for _ in range(self._stand_by):
                     self._jobs.put_nowait(_NO_MORE)
+                while self._in_flight:
+                    await self._look.wait()
+                    self._look.clear()
+                # Whoever is still waiting for a stand-by need not.
+                self._zygote.stop()
         finally:
             self._zygote.stop()
             if self._conn is not None:
@@ -109,8 +114,10 @@ class Worker:
 
     async def _mend(self, exc: OSError) -> None:
         """A stand-by could not be made: the database is away, or the zygote is gone."""
+        if self._stopping:
+            return
         log.warning("no stand-by: %s", exc)
-        if not self._zygote.alive and not self._stopping:
+        if not self._zygote.alive:
             if not self._works.is_set():
                 raise DatabaseUnavailable("no process could be made that drives threads: see the lines above") from exc
             self._zygote.stop()
@@ -120,10 +127,11 @@ class Worker:
     async def _listen(self) -> None:
         # Only a worker that can work says that it is here.
         await self._works.wait()
-        async for connected in wakes(self._url, present_as=(Lock.WORKER,)):
-            self._connected = connected
-            if connected:
-                self._look.set()
+        async with contextlib.aclosing(wakes(self._url, present_as=(Lock.WORKER,))) as waking:
+            async for connected in waking:
+                self._connected = connected
+                if connected:
+                    self._look.set()
 
     async def _stop_on(self, stop: asyncio.Event) -> None:
         await stop.wait()

@@ -1,0 +1,70 @@
+"""The benchmark: claim-flow and the plain script side by side, in one run, on one Postgres server.
+
+    uv run python -m tests.bench
+    uv run python -m tests.bench --rounds 30 --check
+
+It is no test: a busy machine makes both sides slow, and only the ratios mean anything. `probes.py` says what is
+measured and what is required; TEST_DATABASE_URL names a server to use instead of an embedded one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+import platform
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+import psycopg
+
+from tests.bench.databases import server, versions_of
+from tests.bench.probes import ROWS, probes
+from tests.bench.programs import compile_bytecode
+from tests.bench.table import Series, measure, missed, rendered
+
+_QUICK_ROUNDS = 3
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.option(
+    "--rounds", type=click.IntRange(1, 1000), default=15, show_default=True, help="How often each is measured."
+)
+@click.option("--quick", is_flag=True, help=f"Only {_QUICK_ROUNDS} rounds: the table, not the truth.")
+@click.option("--check", is_flag=True, help="Exit 1 if a requirement is missed.")
+def main(rounds: int, quick: bool, check: bool) -> None:
+    """Measure claim-flow against the plain script, and print one table."""
+    compile_bytecode()
+    series = asyncio.run(_run(_QUICK_ROUNDS if quick else rounds))
+    click.echo("\n".join(rendered(ROWS, series)))
+    if check and missed(ROWS, series):
+        sys.exit(1)
+
+
+async def _run(rounds: int) -> Series:
+    # Both sides run in here, where no `.env` of the developer reaches them.
+    with (
+        tempfile.TemporaryDirectory(prefix="claim-flow-bench-") as home,
+        server(Path(home)) as server_url,
+        psycopg.connect(server_url, autocommit=True) as admin,
+    ):
+        click.echo(_machine(versions_of(admin)))
+        async with probes(server_url, admin, Path(home)) as found:
+            return await measure(found, rounds, say=_say_progress)
+
+
+def _machine(postgres: str) -> str:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    today = datetime.datetime.now(datetime.UTC).date()
+    return f"{cores} cores, {platform.system()} {platform.machine()}, {python}, Postgres {postgres}, {today}"
+
+
+def _say_progress(text: str) -> None:
+    click.echo(text, err=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Slack's rules for a message with blocks, as far as cards use them, checked strictly: what is not known is wrong.
+
+Rules: https://api.slack.com/reference/block-kit/blocks, https://api.slack.com/reference/block-kit/block-elements and
+https://api.slack.com/reference/block-kit/composition-objects. Slack counts a text after escaping, so plain text is
+counted as if each of its `&<>` were an entity, although it is sent as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+# chat.update takes no longer text; chat.postMessage would.
+LONGEST_TEXT = 4000
+MOST_BLOCKS = 50
+
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+# The only token that a card may hold: https://api.slack.com/reference/surfaces/formatting#date-formatting
+_DATE = re.compile(r"<!date\^\d+\^[^<>&|^]+\|[^<>&|^]+>")
+_ENTITY = re.compile(r"&(?:amp|lt|gt);")
+
+
+def findings(text: str, blocks: list[dict[str, Any]]) -> list[str]:
+    """What Slack, or we, would refuse in this message; each with its place. Empty: it is fine."""
+    return [
+        *_text_findings("text", text, LONGEST_TEXT),
+        *_mrkdwn_findings("text", text),
+        *_count_findings("blocks", blocks, MOST_BLOCKS),
+        *_repeated("block_id", [block.get("block_id") for block in blocks]),
+        *_repeated("action_id", [each.get("action_id") for block in blocks for each in block.get("elements", [])]),
+        *(found for number, block in enumerate(blocks) for found in _block_findings(f"blocks[{number}]", block)),
+    ]
+
+
+def texts(blocks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Every text object, wherever it stands."""
+    for block in blocks:
+        for each in (block.get("text"), *block.get("fields", []), *block.get("elements", [])):
+            if isinstance(each, dict):
+                yield each["text"] if each["type"] == "button" else each
+
+
+def words_of(message: dict[str, Any]) -> str:
+    """Everything that the message's blocks say, labels of buttons included."""
+    return "\n".join(each["text"] for each in texts(message["blocks"]))
+
+
+def buttons_of(message: dict[str, Any]) -> list[str]:
+    """The action ids of the message's buttons."""
+    elements = [each for block in message["blocks"] if block["type"] == "actions" for each in block["elements"]]
+    return [each["action_id"] for each in elements]
+
+
+def escaped(text: str) -> str:
+    """Plain text as Slack keeps it."""
+    return re.sub("[&<>]", lambda found: _ENTITIES[found[0]], text)
+
+
+def _header(place: str, block: dict[str, Any]) -> Iterator[str]:
+    yield from _keys(place, block, needed={"text"})
+    yield from _text_object(f"{place}.text", block.get("text"), 150, only="plain_text")
+
+
+def _section(place: str, block: dict[str, Any]) -> Iterator[str]:
+    yield from _keys(place, block, optional={"text", "fields"})
+    if "text" not in block and "fields" not in block:
+        yield f"{place}: neither text nor fields"
+    if "text" in block:
+        yield from _text_object(f"{place}.text", block["text"], 3000)
+    if "fields" in block:
+        yield from _count_findings(f"{place}.fields", block["fields"], 10)
+        for number, field in enumerate(block["fields"]):
+            yield from _text_object(f"{place}.fields[{number}]", field, 2000)
+
+
+def _context(place: str, block: dict[str, Any]) -> Iterator[str]:
+    yield from _keys(place, block, needed={"elements"})
+    yield from _count_findings(f"{place}.elements", block["elements"], 10)
+    for number, element in enumerate(block["elements"]):
+        yield from _text_object(f"{place}.elements[{number}]", element, 3000)
+
+
+def _actions(place: str, block: dict[str, Any]) -> Iterator[str]:
+    yield from _keys(place, block, needed={"elements"})
+    yield from _count_findings(f"{place}.elements", block["elements"], 25)
+    for number, element in enumerate(block["elements"]):
+        yield from _button(f"{place}.elements[{number}]", element)
+
+
+def _button(place: str, element: dict[str, Any]) -> Iterator[str]:
+    if element.get("type") != "button":
+        yield f"{place}: type {element.get('type')!r}"
+        return
+    yield from _keys(place, element, needed={"text", "action_id", "value"}, optional={"style"})
+    yield from _text_object(f"{place}.text", element["text"], 75, only="plain_text")
+    yield from _text_findings(f"{place}.action_id", element["action_id"], 255)
+    yield from _text_findings(f"{place}.value", element["value"], 2000)
+    if element.get("style", "primary") not in ("primary", "danger"):
+        yield f"{place}.style: {element['style']!r}"
+
+
+def _divider(place: str, block: dict[str, Any]) -> Iterator[str]:
+    yield from _keys(place, block)
+
+
+_BLOCKS: dict[object, Callable[[str, dict[str, Any]], Iterator[str]]] = {
+    "header": _header,
+    "section": _section,
+    "context": _context,
+    "actions": _actions,
+    "divider": _divider,
+}
+
+
+def _block_findings(place: str, block: dict[str, Any]) -> Iterator[str]:
+    check = _BLOCKS.get(block.get("type"))
+    if check is None:
+        yield f"{place}: type {block.get('type')!r}"
+        return
+    yield from check(place, block)
+    if "block_id" in block:
+        yield from _text_findings(f"{place}.block_id", block["block_id"], 255)
+
+
+def _text_object(place: str, each: object, longest: int, *, only: str | None = None) -> Iterator[str]:
+    if not isinstance(each, dict) or each.get("type") not in ((only,) if only else ("plain_text", "mrkdwn")):
+        yield f"{place}: not a text object that may stand here: {each!r}"
+        return
+    switch = "emoji" if each["type"] == "plain_text" else "verbatim"
+    yield from _keys(place, each, needed={"text"}, optional={switch})
+    if not isinstance(each.get(switch, False), bool):
+        yield f"{place}.{switch}: {each[switch]!r}"
+    yield from _text_findings(place, each["text"], longest, plain=each["type"] == "plain_text")
+    if each["type"] == "mrkdwn":
+        yield from _mrkdwn_findings(place, each["text"])
+
+
+def _text_findings(place: str, text: object, longest: int, *, plain: bool = False) -> Iterator[str]:
+    if not isinstance(text, str) or not text.strip():
+        yield f"{place}: no text: {text!r}"
+        return
+    length = len(escaped(text) if plain else text)
+    if length > longest:
+        yield f"{place}: {length} characters, at most {longest} may be"
+
+
+def _mrkdwn_findings(place: str, text: str) -> Iterator[str]:
+    """Whatever Slack would take for markup: an unescaped control character that is no part of a date."""
+    rest = _ENTITY.sub("", _DATE.sub("", text))
+    if re.search("[&<>]", rest):
+        yield f"{place}: not escaped: {rest!r}"
+
+
+def _keys(
+    place: str,
+    each: dict[str, Any],
+    *,
+    needed: frozenset[str] | set[str] = frozenset(),
+    optional: set[str] | None = None,
+) -> Iterator[str]:
+    # A block of any type may have an id; a text object and an element may not.
+    known = {"type", *needed, *(optional or ())} | ({"block_id"} if each.get("type") in _BLOCKS else set())
+    yield from (f"{place}: {key} is missing" for key in needed - each.keys())
+    yield from (f"{place}: unknown key {key}" for key in each.keys() - known)
+
+
+def _count_findings(place: str, items: list[Any], most: int) -> Iterator[str]:
+    if not 0 < len(items) <= most:
+        yield f"{place}: {len(items)} of them, at most {most} may be"
+
+
+def _repeated(name: str, given: list[str | None]) -> Iterator[str]:
+    ids = [each for each in given if each is not None]
+    yield from (f"{name} {each!r} is there twice" for each in {each for each in ids if ids.count(each) > 1})

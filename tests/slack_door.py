@@ -1,0 +1,137 @@
+"""A person with signed clicks in front of the bot's door, and the bot itself in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import aiohttp
+from aiohttp import web
+from slack_sdk.web.async_client import AsyncWebClient
+
+from bot.deliver import CALL_TIMEOUT_S
+from bot.server import _pool
+from bot.slack import Background, build_bolt, slack_events
+from bot.web import build_web
+from flow.database import Connection
+from tests.local_slack import BOT_TOKEN, CHANNEL, SIGNING_SECRET
+from tests.rows import value
+from tests.slack_requests import ABSENT, SlackRequest, altered_click_body, button
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """What the bot gave back."""
+
+    status: int
+    body: str
+
+
+class Caller:
+    """Sends one bot whatever Slack would, or would not, and hears its private notes: `async with Caller(url) as …`.
+
+    For clicks that no workspace would deliver: as another team's member, twice in one instant, with odd fields.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._notes: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    async def __aenter__(self) -> Self:
+        # A connection each: what a malformed request does to its connection is no other's business.
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
+        app = web.Application()
+        app.router.add_post("/note", self._hear)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+        await self._runner.cleanup()
+
+    @property
+    def response_url(self) -> str:
+        """Where the bot says what only the person who clicked shall see."""
+        return f"http://127.0.0.1:{self._runner.addresses[0][1]}/note"
+
+    async def send(self, request: SlackRequest) -> Answered:
+        skipped = ["Content-Type"] if request.content_type is None else []
+        async with self._session.request(
+            request.method,
+            self.url + request.path,
+            data=request.body,
+            headers=request.headers(time.time(), SIGNING_SECRET),
+            skip_auto_headers=skipped,
+        ) as response:
+            return Answered(status=response.status, body=await response.text(errors="replace"))
+
+    async def click(self, body: bytes, headers: dict[str, str] | None = None) -> Answered:
+        """Post one signed click."""
+        request = SlackRequest(name="click", body=body, expected=range(200, 201), extra_headers=headers or {})
+        return await self.send(request)
+
+    async def body_of(
+        self,
+        conn: Connection,
+        interrupt_id: str,
+        verdict: str = "approve",
+        *,
+        by: str = "U01ALICE",
+        team: str = "T01TEST",
+        ts: str | None = None,
+        **fields: Any,
+    ) -> bytes:
+        """A click on this approval's button, on the message with this ts or on none; `fields` replace the payload's."""
+        digest = await value(conn, "SELECT request_hash FROM approvals WHERE interrupt_id = %s", interrupt_id)
+        pressed = button(verdict, json.dumps({"interrupt": interrupt_id, "hash": digest}))
+        ours = {
+            "user": {"id": by, "name": by.lower(), "team_id": team},
+            "actions": [pressed],
+            "response_url": self.response_url,
+            "container": {"type": "message", "channel_id": CHANNEL, "message_ts": ts} if ts else ABSENT,
+            "channel": ABSENT,
+            "message": ABSENT,
+        }
+        return altered_click_body(**{**ours, **fields})
+
+    async def note(self, timeout_s: float = 10.0) -> str:
+        """The next private note's text."""
+        async with asyncio.timeout(timeout_s):
+            told = await self._notes.get()
+        # Slack shows a reply to everybody, and in the card's place, unless it is told not to.
+        assert (told["response_type"], told["replace_original"]) == ("ephemeral", False)
+        return str(told["text"])
+
+    async def _hear(self, request: web.Request) -> web.Response:
+        self._notes.put_nowait(await request.json())
+        return web.Response(text="ok")
+
+
+@contextlib.asynccontextmanager
+async def bot_in_process(database_url: str, client: AsyncWebClient) -> AsyncIterator[str]:
+    """The URL of the web application as a service serves it. At the end, what requests left behind is finished."""
+    background = Background()
+    async with _pool(database_url) as pool:
+        app = build_web(slack=slack_events(build_bolt(client, pool, background), SIGNING_SECRET), checks={})
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        try:
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        finally:
+            await runner.cleanup()
+            await background.drain(10.0)
+
+
+@contextlib.asynccontextmanager
+async def client_of(api_url: str, *, timeout_s: float = CALL_TIMEOUT_S) -> AsyncIterator[AsyncWebClient]:
+    """The bot's client for this Web API, with a patience of the test's own."""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session:
+        yield AsyncWebClient(token=BOT_TOKEN, base_url=api_url, session=session, retry_handlers=[])

@@ -1,0 +1,350 @@
+"""Cards are what Slack takes and what a person cannot be fooled by, whatever a claimant or an approver is called."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bot.blocks import card, parse_click, reply
+from flow.model import Advice, Approval, Decision, Payment, Thread
+from flow.text import visible
+from tests.block_kit import escaped, findings, texts
+
+_AT = datetime(2026, 11, 30, 9, 0, tzinfo=UTC)
+_INTERRUPT = "0123456789abcdef0123456789abcdef"
+_HASH = "5e" * 32
+
+APPROVAL = Approval(
+    interrupt_id=_INTERRUPT,
+    thread_id="t1",
+    tier="approval",
+    request={"amount": "250.00", "currency": "USD", "payee": "ACME"},
+    request_hash=_HASH,
+    requested_by="cli:ann",
+    approvers=("U01ALICE",),
+    required=1,
+    status="pending",
+    requested_at=_AT,
+    expires_at=None,
+    settled_at=None,
+)
+THREAD = Thread(
+    thread_id="t1",
+    flow="claims",
+    flow_version="1",
+    input={"amount": "250.00", "currency": "USD", "payee": "ACME", "note": "three chairs"},
+    requested_by="cli:ann",
+    status="waiting",
+    reason=None,
+    wakes=0,
+    attempts=0,
+    due_at=None,
+    created_at=_AT,
+    put_off=False,
+)
+YES = Decision(
+    person="slack:T01TEST/U01ALICE", person_name="alice", verdict="approve", door="slack", reason="", decided_at=_AT
+)
+PAYMENT = Payment(
+    id=1,
+    thread_id="t1",
+    amount=Decimal("250.00"),
+    currency="USD",
+    payee="ACME",
+    provider="ledger",
+    reference="L-t1",
+    status="paid",
+    paid_at=_AT,
+)
+ADVICE = Advice(
+    thread_id="t1",
+    status="given",
+    summary="Chairs.",
+    risks=(),
+    needs_review=False,
+    reason=None,
+    model="m",
+    prompt_tokens=None,
+    completion_tokens=None,
+    latency_ms=None,
+)
+
+# What people wrote into other bots' approvals, to be taken for the bot.
+_HOSTILE = (
+    "<!channel>", "<@U01ALICE>", "<https://evil.example|Approve here>", "<!date^0^{date}|never>", "&lt;", "&", "<",
+    ">", "|", "\n✅ Approved by alice", "\n*Status:* approved", "\u2028💸 250.00 USD paid", "\r", " ",
+    "\u202e0001$\u202c", "\u2066", "\u200b", "\u200d", "\ufeff", "\u00ad", "\x00", "\x1b[2K",
+    "👍🏽", "👩\u200d👧", "بوب", "`", "*", "_", "~", ":tada:",
+    "<&>" * 1000, "&" * 700, "a" * 5000, "\u202e" * 300,
+)  # fmt: skip
+_TEXT = st.lists(st.sampled_from(_HOSTILE) | st.text(max_size=20), max_size=4).map("".join)
+_TIME = st.integers(0, 10**6).map(lambda minutes: _AT + timedelta(minutes=minutes))
+_DECISION = st.builds(
+    Decision,
+    person=st.just("slack:T01TEST/U01ALICE"),
+    person_name=_TEXT,
+    verdict=st.sampled_from(["approve", "reject"]),
+    door=st.sampled_from(["slack", "cli", "webhook"]) | _TEXT,
+    reason=_TEXT,
+    decided_at=_TIME,
+)
+_AMOUNT = st.decimals("0.01", "999999999999999.99", places=2).map(str)
+_THREAD_ID = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}", fullmatch=True)
+
+
+# How long an example takes says how busy the machine is.
+_on_any_machine = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+
+
+@st.composite
+def _situations(draw: st.DrawFn) -> tuple[Approval, Thread, Payment | None, Advice | None]:
+    """An approval at any point of its life, with hostile text wherever a person or a model can write."""
+    thread_id = draw(_THREAD_ID)
+    request = {"amount": draw(_AMOUNT), "currency": draw(st.sampled_from(["USD", "JPY"])), "payee": draw(_TEXT)}
+    approval = replace(
+        APPROVAL,
+        thread_id=thread_id,
+        request=request,
+        requested_by=draw(_TEXT),
+        status=draw(st.sampled_from(["pending", "approved", "rejected", "expired", "withdrawn", "superseded"])),
+        expires_at=draw(st.none() | _TIME),
+        decisions=tuple(draw(st.lists(_DECISION, max_size=3))) * draw(st.sampled_from([1, 1, 1, 30])),
+    )
+    thread = replace(
+        THREAD,
+        thread_id=thread_id,
+        input={**request, "note": draw(_TEXT)},
+        status=draw(st.sampled_from(["running", "waiting", "paid", "rejected", "expired", "stuck", "failed"])),
+    )
+    payment = replace(PAYMENT, reference=draw(_TEXT)) if thread.status == "paid" else None
+    risks = tuple(draw(st.lists(_TEXT, max_size=4)))
+    return approval, thread, payment, draw(st.none() | st.just(replace(ADVICE, summary=draw(_TEXT), risks=risks)))
+
+
+@_on_any_machine
+@given(_situations())
+def test_slack_takes_every_card_and_no_text_of_a_person_is_markup(
+    situation: tuple[Approval, Thread, Payment | None, Advice | None],
+) -> None:
+    assert findings(*card(*situation)) == []
+
+
+@_on_any_machine
+@given(_situations())
+def test_slack_takes_every_reply_and_no_text_of_a_person_is_markup(
+    situation: tuple[Approval, Thread, Payment | None, Advice | None],
+) -> None:
+    approval, thread, payment, _ = situation
+    assert findings(reply(approval, thread, payment), [_SOME_BLOCK]) == []
+
+
+@_on_any_machine
+@given(_situations())
+def test_nothing_on_a_card_is_hidden_or_moved(
+    situation: tuple[Approval, Thread, Payment | None, Advice | None],
+) -> None:
+    text, blocks = card(*situation)
+    for shown in (text, *(each["text"] for each in texts(blocks))):
+        assert shown == visible(shown)
+
+
+@_on_any_machine
+@given(_situations())
+def test_whoever_reads_the_notification_alone_knows_the_request(
+    situation: tuple[Approval, Thread, Payment | None, Advice | None],
+) -> None:
+    approval, *_ = situation
+    text, _ = card(*situation)
+    assert f": {Decimal(approval.request['amount']):,} {approval.request['currency']}" in text
+    assert f", requested by {_said(approval.requested_by)}" in text
+    assert f" (thread {approval.thread_id})" in text
+
+
+@_on_any_machine
+@given(_situations())
+def test_a_card_has_its_two_buttons_while_it_is_pending_and_never_after(
+    situation: tuple[Approval, Thread, Payment | None, Advice | None],
+) -> None:
+    approval, *_ = situation
+    _, blocks = card(*situation)
+    buttons = [each for block in blocks if block["type"] == "actions" for each in block["elements"]]
+    assert [each["action_id"] for each in buttons] == (["approve", "reject"] if approval.status == "pending" else [])
+
+
+@_on_any_machine
+@given(_situations())
+def test_only_sentences_of_ours_are_formatted(
+    situation: tuple[Approval, Thread, Payment | None, Advice | None],
+) -> None:
+    """A person's text stands in plain text, or within one line of ours: no line in mrkdwn begins with it."""
+    approval, *_ = situation
+    _, blocks = card(*situation)
+    lines = [line for each in texts(blocks) if each["type"] == "mrkdwn" for line in each["text"].splitlines()]
+    labels = ("*Amount*", "*Payee*", "*Requested by*", "*Note*", "*Decide by*", "🤖 *Advice of a language model, ")
+    ours = (*labels, "<!date^", "✅ *", "❌ *", "💸 *", "⚠️ ", "Nothing was paid", "… and ")
+    assert all(line.startswith(ours) for line in lines)
+    assert sum(line.startswith(("✅", "❌")) for line in lines) <= len(approval.decisions)
+
+
+def test_a_pressed_button_names_what_its_card_showed() -> None:
+    _, blocks = card(APPROVAL, THREAD, None)
+    [buttons] = [block["elements"] for block in blocks if block["type"] == "actions"]
+    for button in buttons:
+        click = parse_click({"user": {"id": "U01ALICE", "team_id": "T01TEST"}, "actions": [button]})
+        assert click is not None
+        assert (click.verdict, click.interrupt_id, click.request_hash) == (button["action_id"], _INTERRUPT, _HASH)
+
+
+def test_a_card_says_who_asks_for_what_in_which_thread() -> None:
+    text, blocks = card(APPROVAL, THREAD, None, ADVICE)
+    assert text == "Approval needed: 250.00 USD to ACME, requested by cli:ann (thread t1)"
+    assert _words(blocks) == [
+        "Approval needed: 250.00 USD",
+        "*Amount*", "250.00 USD", "*Payee*", "ACME", "*Requested by*", "cli:ann", "*Note*", "three chairs",
+        "🤖 *Advice of a language model, to be doubted*", "Chairs. No risks found.",
+        "Approve", "Reject",
+        f"thread t1 · interrupt {_INTERRUPT} · hash 5e5e5e5e5e5e",
+    ]  # fmt: skip
+
+
+def test_a_paid_card_says_who_and_when_and_the_reference() -> None:
+    approved = replace(APPROVAL, status="approved", settled_at=_AT, decisions=(YES,))
+    text, blocks = card(approved, replace(THREAD, status="paid"), PAYMENT)
+    when = "<!date^1796029200^{date_short_pretty} at {time}|2026-11-30 09:00 UTC>"
+    assert f"✅ *Approved by alice*, {when}\n💸 *250.00 USD paid*, reference L-t1" in _words(blocks)
+    said = "✅ Paid: 250.00 USD to ACME, requested by cli:ann (thread t1). Approved by alice at 2026-11-30 09:00 UTC"
+    assert text == said
+
+
+def test_a_rejected_card_says_why_and_that_nothing_was_paid() -> None:
+    no = replace(YES, verdict="reject", reason="not this quarter", door="cli", person_name="ann")
+    rejected = replace(APPROVAL, status="rejected", settled_at=_AT, decisions=(no,))
+    _, blocks = card(rejected, replace(THREAD, status="rejected"), None)
+    words = "\n".join(_words(blocks))
+    assert "❌ *Rejected by ann* (cli), " in words
+    assert "Nothing was paid: rejected." in words
+    assert "ann: not this quarter" in words
+
+
+@pytest.mark.parametrize(
+    ("character", "shown"),
+    [
+        ("\u202e", "\\u{202e}"),  # right-to-left override
+        ("\u2066", "\\u{2066}"),  # left-to-right isolate
+        ("\u061c", "\\u{61c}"),  # Arabic letter mark
+        ("\u200b", "\\u{200b}"),  # zero-width space
+        ("\u200d", "\\u{200d}"),  # zero-width joiner
+        ("\ufeff", "\\u{feff}"),  # byte order mark
+        ("\u00ad", "\\u{ad}"),  # soft hyphen
+        ("\x1b", "\\u{1b}"),  # escape
+        ("\U000e0041", "\\u{e0041}"),  # a tag
+    ],
+)
+def test_a_hostile_character_is_shown_as_its_escape_wherever_a_person_can_write_it(character: str, shown: str) -> None:
+    name = f"a{character}b"
+    said = replace(YES, person_name=name, reason=name)
+    approval = replace(APPROVAL, request={**APPROVAL.request, "payee": name}, requested_by=name, decisions=(said,))
+    text, blocks = card(approval, replace(THREAD, input={"note": name}), replace(PAYMENT, reference=name))
+    everything = "\n".join([text, *_words(blocks)])
+    assert character not in everything
+    # Payee, requester, note, approver, the approver's reason, reference; in the text: payee, requester, approver.
+    assert everything.count(f"a{shown}b") == 10
+
+
+@pytest.mark.parametrize("text", ["<!channel>", "<@U01ALICE>", "<https://evil.example|Approve here>", "<#C01GEN>"])
+def test_a_mention_or_link_of_a_persons_making_is_only_text(text: str) -> None:
+    said = replace(YES, person_name=text, door=text)
+    approval = replace(APPROVAL, request={**APPROVAL.request, "payee": text}, requested_by=text, decisions=(said,))
+    fallback, blocks = card(approval, THREAD, replace(PAYMENT, reference=text))
+    assert text not in fallback
+    assert [each["text"] for each in texts(blocks) if each["type"] == "mrkdwn" and text in each["text"]] == []
+    assert text not in reply(approval, THREAD, replace(PAYMENT, reference=text))
+
+
+def test_a_name_of_several_lines_cannot_add_a_line_to_a_card() -> None:
+    name = "ACME\n✅ Approved by alice\u2028💸 paid\rx"
+    said = replace(YES, person_name=name, reason=name)
+    approval = replace(APPROVAL, request={**APPROVAL.request, "payee": name}, requested_by=name, decisions=(said,))
+    text, blocks = card(approval, THREAD, None)
+    assert all(len(each.splitlines()) == 1 for each in (text, *_words(blocks)))
+
+
+def test_a_card_with_more_decisions_than_it_has_room_for_says_how_many_more_there_are() -> None:
+    crowd = tuple(replace(YES, person_name="&" * 120, reason="yes") for _ in range(60))
+    text, blocks = card(replace(APPROVAL, required=61, decisions=crowd), THREAD, None)
+    assert findings(text, blocks) == []
+    assert "… and 58 more" in "\n".join(_words(blocks))
+
+
+# The validator itself
+
+_SOME_BLOCK: dict[str, Any] = {"type": "section", "text": {"type": "mrkdwn", "text": "x"}}
+
+
+def _actions(**changed: Any) -> dict[str, Any]:
+    text = {"type": "plain_text", "text": "A"}
+    return {
+        "type": "actions",
+        "elements": [{"type": "button", "action_id": "a", "value": "v", "text": text, **changed}],
+    }
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"type": "no_such_block"},
+        {"type": "section"},
+        {"type": "section", "text": {"type": "plain_text", "text": ""}},
+        {"type": "section", "text": {"type": "plain_text", "text": " "}},
+        {"type": "section", "text": {"type": "plain_text", "text": "&" * 601}},
+        {"type": "section", "text": {"type": "mrkdwn", "text": "x" * 3001}},
+        {"type": "section", "text": {"type": "mrkdwn", "text": "x", "emoji": True}},
+        {"type": "section", "text": {"type": "plain_text", "text": "x", "verbatim": True}},
+        {"type": "section", "text": {"type": "mrkdwn", "text": "<@U01ALICE>"}},
+        {"type": "section", "text": {"type": "mrkdwn", "text": "a & b"}},
+        {"type": "section", "text": {"type": "mrkdwn", "text": "<!date^1^{date}|<x>"}},
+        {"type": "section", "fields": [_SOME_BLOCK["text"]] * 11},
+        {"type": "section", "fields": []},
+        {"type": "section", "fields": [{"type": "mrkdwn", "text": "x" * 2001}]},
+        {"type": "header", "text": {"type": "mrkdwn", "text": "x"}},
+        {"type": "header", "text": {"type": "plain_text", "text": "x" * 151}},
+        {"type": "context", "elements": []},
+        {"type": "context", "elements": [_SOME_BLOCK["text"]], "text": "x"},
+        _actions(type="image"),
+        _actions(value="x" * 2001),
+        _actions(action_id="x" * 256),
+        _actions(text={"type": "mrkdwn", "text": "A"}),
+        _actions(text={"type": "plain_text", "text": "x" * 76}),
+        _actions(style="default"),
+        {**_actions(), "block_id": "x" * 256},
+    ],
+    ids=lambda wrong: json.dumps(wrong)[:60],
+)
+def test_the_validator_finds_what_slack_would_refuse(wrong: dict[str, Any]) -> None:
+    assert findings("x", [wrong]) != []
+
+
+def test_the_validator_finds_what_is_there_too_often() -> None:
+    same = {**_actions(), "block_id": "b"}
+    assert findings("x", [same]) == []
+    found = findings("x", [same, same])
+    assert found == ["block_id 'b' is there twice", "action_id 'a' is there twice"]
+    assert findings("x", [_SOME_BLOCK] * 50) == []
+    assert findings("x", [_SOME_BLOCK] * 51) == ["blocks: 51 of them, at most 50 may be"]
+    assert findings("x" * 4001, [_SOME_BLOCK]) != []
+
+
+def _words(blocks: list[dict[str, Any]]) -> list[str]:
+    return [each["text"] for each in texts(blocks)]
+
+
+def _said(name: str) -> str:
+    """How a card's sentences begin to say a name: its first characters, as they are shown."""
+    return escaped(" ".join(visible(name).split())[:10])

@@ -1,0 +1,205 @@
+"""The card as people see it: a real browser on the local Slack's page, and a real `serve` behind it.
+
+The README's pictures are made here. They are written where they are missing, and anew with UPDATE_SCREENSHOTS=1; any
+other run leaves them alone, and puts its own into its temporary folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from playwright.async_api import Locator, Page, async_playwright, expect
+
+from flow.database import Connection
+from tests.command import ROOT, Terminal
+from tests.local_slack import LocalSlack, free_port, skip_reason
+from tests.rows import all_rows, one_row
+
+ALICE, EVE = "U01ALICE", "U99EVE"
+
+# What a stranger may try: a mention, a shout, a link that looks like a button, bold, a bidi override.
+HOSTILE = "<@U01ALICE> <!channel> <https://evil.example|Approve here> *bold* \u202edlog\u202c"
+HOSTILE_AS_SHOWN = HOSTILE.replace("\u202e", r"\u{202e}").replace("\u202c", r"\u{202c}")
+
+# Debian's names for it, and Google's. Playwright must not fetch one of its own.
+_NAMES = [os.environ["CHROMIUM"]] if os.environ.get("CHROMIUM") else ["chromium", "chromium-browser", "google-chrome"]
+_CHROMIUM = next(filter(None, map(shutil.which, _NAMES)), None)
+_WRONG = skip_reason() or (None if _CHROMIUM else f"no {' or '.join(_NAMES)} here: install Chromium, or set CHROMIUM")
+# CI installs both, so there what is wrong must fail.
+pytestmark = pytest.mark.skipif(bool(_WRONG and not os.environ.get("CI")), reason=str(_WRONG))
+
+_FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+# A message appears and changes within a second; a busy machine may take its time.
+_PATIENCE_MS = 20_000.0
+
+_STYLE = "button { font-family: inherit } .msg { padding: 12px 18px }"
+
+
+@pytest.fixture
+def port() -> int:
+    """Where the bot listens."""
+    return free_port()
+
+
+@pytest.fixture
+def slack(port: int) -> Iterator[LocalSlack]:
+    with LocalSlack(request_url=f"http://127.0.0.1:{port}/slack/events") as running:
+        yield running
+
+
+@pytest.fixture
+async def terminal(slack: LocalSlack, port: int, database_url: str, tmp_path: Path) -> AsyncIterator[Terminal]:
+    """A terminal beside a `serve` that is ready for clicks. Alice is the only approver."""
+    settings = {"DATABASE_URL": database_url, "APPROVERS": ALICE, "PORT": str(port), "STAND_BY": "1"}
+    folder = tmp_path / "terminal"
+    folder.mkdir()
+    terminal = Terminal(folder, **slack.environment(), **settings)
+    async with terminal.service("serve") as serving, aiohttp.ClientSession() as session:
+
+        async def ready() -> bool:
+            try:
+                async with session.get(f"http://127.0.0.1:{port}/readyz") as answer:
+                    return answer.status == 200
+            except aiohttp.ClientConnectionError:
+                return False
+
+        await serving.until(ready)
+        yield terminal
+
+
+@pytest.fixture
+async def page(slack: LocalSlack, tmp_path: Path) -> AsyncIterator[Page]:
+    """The local Slack's page as Alice sees it, in a browser that was never used before."""
+    assert _CHROMIUM, _WRONG
+    expect.set_options(timeout=_PATIENCE_MS)
+    async with (
+        async_playwright() as playwright,
+        await playwright.chromium.launch_persistent_context(
+            tmp_path / "browser",
+            executable_path=_CHROMIUM,
+            args=_FLAGS,
+            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+            # The list of channels takes 220 of the width, the messages have the rest.
+            viewport={"width": 820, "height": 900},
+            device_scale_factor=2,
+            locale="en-US",
+            timezone_id="Europe/Berlin",
+        ) as browser,
+    ):
+        browser.set_default_timeout(_PATIENCE_MS)
+        page = await browser.new_page()
+        await page.goto(slack.ui_url)
+        await page.add_style_tag(content=_STYLE)
+        yield page
+
+
+async def test_alice_approves_in_the_browser_and_eve_cannot(
+    page: Page, terminal: Terminal, conn: Connection, tmp_path: Path
+) -> None:
+    await file_claim(terminal, payee="Brown & Co", note="Three chairs for the new office", by="dana")
+
+    card = await card_of(page, "Brown & Co")
+    await expect(card).to_contain_text(re.compile(r"Approval needed.*1,?250\.00", re.DOTALL))
+    await expect(card).to_contain_text("Three chairs for the new office")
+    await expect(button(card, "Approve")).to_be_visible()
+    await expect(button(card, "Reject")).to_be_visible()
+    await take_picture(page, card, place_of("card-waiting.png", tmp_path))
+
+    await act_as(page, EVE)
+    await button(card, "Approve").click()
+    note = page.locator(".msg", has_text="only visible to you")
+    await expect(note).to_contain_text("not on the list of approvers")
+    await expect(button(card, "Approve")).to_be_visible()
+    assert await all_rows(conn, "SELECT * FROM decisions") == []
+    await take_picture(page, note, tmp_path / "private-note.png")
+
+    await act_as(page, ALICE)
+    await button(card, "Approve").click()
+    await expect(card).to_contain_text(re.compile("approved by alice", re.IGNORECASE))
+    await expect(card).to_contain_text("L-office-chairs")
+    await expect(card).to_contain_text("1 reply")
+    await expect(card.locator(".bk-button")).to_have_count(0)
+    decision = await one_row(conn, "SELECT person, verdict, door FROM decisions")
+    assert decision == {"person": "slack:T01TEST/U01ALICE", "verdict": "approve", "door": "slack"}
+    payment = await one_row(conn, "SELECT reference, status, amount::text, payee FROM payments")
+    assert payment == {
+        "reference": "L-office-chairs",
+        "status": "paid",
+        "amount": "1250.00",
+        "payee": "Brown & Co",
+    }
+    await take_picture(page, card, place_of("card-paid.png", tmp_path))
+
+
+async def test_hostile_text_shows_as_what_it_is(page: Page, terminal: Terminal, conn: Connection) -> None:
+    await file_claim(terminal, payee=HOSTILE, note=HOSTILE, by=HOSTILE)
+
+    card = await card_of(page, "Approval needed")
+    await expect(button(card, "Reject")).to_be_visible()
+    await expect_shown_as_it_is(page, card)
+
+    await button(card, "Reject").click()
+    await expect(card).to_contain_text(re.compile("rejected by alice", re.IGNORECASE))
+    await expect(card.locator(".bk-button")).to_have_count(0)
+    # The reply below the card, too.
+    await card.get_by_role("button", name="1 reply").click()
+    await expect(page.locator(".thread-body .msg")).to_have_count(2)
+    await expect_shown_as_it_is(page, card)
+    assert await all_rows(conn, "SELECT * FROM payments") == []
+
+
+async def file_claim(terminal: Terminal, *, payee: str, note: str, by: str) -> None:
+    claim = ["--thread", "office-chairs", "--amount", "1250", "--payee", payee, "--note", note, "--by", by]
+    started = await terminal.run_meanwhile("start", *claim)
+    assert started.code == 0, started.err
+
+
+async def card_of(page: Page, text: str) -> Locator:
+    """The message that shows this text now, whatever it shows later."""
+    shown = page.locator(".messages .msg", has_text=text)
+    await expect(shown).to_have_count(1)
+    return page.locator(f".messages .msg[data-ts='{await shown.get_attribute('data-ts')}']")
+
+
+def button(card: Locator, name: str) -> Locator:
+    return card.get_by_role("button", name=name, exact=True)
+
+
+async def act_as(page: Page, user: str) -> None:
+    await page.get_by_label("Act as").select_option(user)
+
+
+async def expect_shown_as_it_is(page: Page, card: Locator) -> None:
+    """Payee, requester and note are on the card, letter by letter, and nothing became an element of the page."""
+    assert (await card.inner_text()).count(HOSTILE_AS_SHOWN) >= 3
+    await expect(page.locator("a[href*='evil.example'], .msg .mention")).to_have_count(0)
+    await expect(page.locator(".msg strong", has_text="bold")).to_have_count(0)
+
+
+def place_of(picture: str, otherwise: Path) -> Path:
+    """In docs, if the picture is missing there or wanted anew."""
+    ours = ROOT / "docs" / picture
+    wanted = os.environ.get("UPDATE_SCREENSHOTS") == "1" or not ours.exists()
+    return ours if wanted else otherwise / picture
+
+
+async def take_picture(page: Page, message: Locator, path: Path) -> None:
+    # Under the pointer a message has a menu.
+    await page.mouse.move(0, 0)
+    path.parent.mkdir(exist_ok=True)
+    await message.screenshot(path=path)

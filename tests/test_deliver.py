@@ -1,0 +1,497 @@
+"""Cards and replies reach the channel once and stay true, whatever Slack or the way to it does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from bot import deliver
+from bot.deliver import Deliverer
+from flow import notices
+from flow.approvals import approval_of, decide
+from flow.database import Connection, connect
+from flow.drive import Graph, drive
+from tests.block_kit import buttons_of, findings, words_of
+from tests.fault_proxy import FaultKind, FaultProxy
+from tests.local_slack import CHANNEL, LocalSlack, skip_reason
+from tests.people import ALICE, ANN, BOB, NO, POLICY, YES, ask, start_claim
+from tests.rows import all_rows, one_row, until, value
+from tests.slack_door import client_of
+
+pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=skip_reason() or "")
+
+# Long enough for a local answer on a busy machine, short beside the one that never comes.
+_PATIENCE_S = 2.0
+
+
+_BETWEEN_POSTS_S = deliver._BETWEEN_POSTS_S
+
+
+@pytest.fixture(autouse=True)
+def _no_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One message a second is a wait that only one fact here is about."""
+    monkeypatch.setattr(deliver, "_BETWEEN_POSTS_S", 0.0)
+
+
+@pytest.fixture
+def slack() -> Iterator[LocalSlack]:
+    with LocalSlack(request_url="http://127.0.0.1:9/") as running:
+        yield running
+
+
+@pytest.fixture
+async def proxy(slack: LocalSlack) -> AsyncIterator[FaultProxy]:
+    async with FaultProxy(slack.ui_url) as running:
+        yield running
+
+
+@pytest.fixture
+async def deliverer(proxy: FaultProxy) -> AsyncIterator[Deliverer]:
+    async with deliverer_at(proxy) as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def deliverer_at(proxy: FaultProxy, *, patience_s: float = _PATIENCE_S) -> AsyncIterator[Deliverer]:
+    async with client_of(proxy.api_url, timeout_s=patience_s) as client:
+        yield Deliverer(client, CHANNEL)
+
+
+# Posting once
+
+
+@pytest.mark.parametrize(("kind", "posts"), [("lost_reply", 1), ("slow", 1), ("drop", 2), ("503", 2)], ids=str)
+async def test_a_card_whose_posting_failed_is_in_the_channel_once(
+    slack: LocalSlack, proxy: FaultProxy, conn: Connection, kind: FaultKind, posts: int
+) -> None:
+    interrupt_id = await ask(conn)
+    proxy.fail("chat.postMessage", kind, delay_s=3600)
+    async with deliverer_at(proxy, patience_s=0.5) as impatient:
+        assert await impatient.sweep(conn) == (0, 1)
+    row = await notice(conn)
+    assert (row["status"], row["ambiguous"], row["due"]) == ("pending", True, False)
+    assert row["error"]
+
+    await make_due(conn)
+    async with deliverer_at(proxy) as patient:
+        assert await patient.sweep(conn) == (1, 0)
+
+    [message] = await slack.messages(CHANNEL)
+    assert buttons_of(message) == ["approve", "reject"]
+    assert await notices.messages_of(conn, interrupt_id) == [(CHANNEL, message["ts"])]
+    row = await notice(conn)
+    assert (row["status"], row["ambiguous"], row["error"]) == ("sent", False, None)
+    assert len(proxy.calls_of("chat.postMessage")) == posts
+
+
+async def test_a_failed_posting_is_tried_again_without_anybodys_doing(
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, database_url: str
+) -> None:
+    proxy.fail("chat.postMessage", "drop")
+    async with running(deliverer, database_url):
+        await ask(conn)
+        await proxy.wait_for_calls("chat.postMessage", 2)
+        await until_sent(conn)
+    assert len(await slack.messages(CHANNEL)) == 1
+
+
+async def test_a_rate_limited_card_waits_as_long_as_slack_says(
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection
+) -> None:
+    await ask(conn)
+    proxy.fail("chat.postMessage", "429", retry_after_s=47)
+    assert await deliverer.sweep(conn) == (0, 1)
+    assert 45 < await value(conn, "SELECT extract(epoch FROM due_at - clock_timestamp()) FROM notices") <= 47
+    assert await deliverer.sweep(conn) == (0, 0)
+    assert await slack.messages(CHANNEL) == []
+
+    await make_due(conn)
+    assert await deliverer.sweep(conn) == (1, 0)
+    assert len(await slack.messages(CHANNEL)) == 1
+    # Slack said that it did nothing: there was nothing to search for.
+    assert proxy.calls_of("conversations.history") == []
+
+
+async def test_a_card_whose_deliverer_lost_the_database_after_posting_it_is_found_again(
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, database_url: str
+) -> None:
+    interrupt_id = await ask(conn)
+    # The database's clock may be ahead of Slack's.
+    await conn.execute("UPDATE approvals SET requested_at = requested_at + interval '1 minute'")
+    proxy.fail("chat.postMessage", "slow", delay_s=0.5)
+    async with await connect(database_url, "door") as own:
+        sweeping = asyncio.create_task(deliverer.sweep(own))
+        await proxy.wait_for_calls("chat.postMessage")
+        await conn.execute("SELECT pg_terminate_backend(%s, 5000)", (own.info.backend_pid,))
+        with pytest.raises(psycopg.OperationalError):
+            await sweeping
+    assert await notices.messages_of(conn, interrupt_id) == []
+    assert (await notice(conn))["status"] == "sending"
+
+    await make_due(conn)
+    assert await deliverer.sweep(conn) == (1, 0)
+    [message] = await slack.messages(CHANNEL)
+    assert await notices.messages_of(conn, interrupt_id) == [(CHANNEL, message["ts"])]
+
+
+async def test_a_deliverer_that_is_stopped_finishes_what_it_is_sending(
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, database_url: str
+) -> None:
+    interrupt_id = await ask(conn)
+    proxy.fail("chat.postMessage", "slow", delay_s=0.5)
+    async with running(deliverer, database_url):
+        await proxy.wait_for_calls("chat.postMessage")
+    [message] = await slack.messages(CHANNEL)
+    assert await notices.messages_of(conn, interrupt_id) == [(CHANNEL, message["ts"])]
+    assert (await notice(conn))["status"] == "sent"
+
+
+async def test_a_card_is_found_again_below_hundreds_of_newer_messages(
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection
+) -> None:
+    interrupt_id = await ask(conn)
+    proxy.fail("chat.postMessage", "lost_reply")
+    assert await deliverer.sweep(conn) == (0, 1)
+    [card] = await slack.messages(CHANNEL)
+    async with client_of(slack.api_url) as somebody:
+        for _ in range(201):
+            await somebody.chat_postMessage(channel=CHANNEL, text="something else")
+
+    await make_due(conn)
+    assert await deliverer.sweep(conn) == (1, 0)
+    assert await notices.messages_of(conn, interrupt_id) == [(CHANNEL, card["ts"])]
+    assert len(await slack.messages(CHANNEL)) == 202
+
+
+async def test_two_deliverers_side_by_side_post_each_card_once(
+    slack: LocalSlack, proxy: FaultProxy, conn: Connection, database_url: str
+) -> None:
+    asked = [await ask(conn, f"t{number}") for number in range(8)]
+    async with (
+        deliverer_at(proxy) as one,
+        deliverer_at(proxy) as two,
+        await connect(database_url, "door") as first,
+        await connect(database_url, "door") as second,
+    ):
+        swept = await asyncio.gather(one.sweep(first), two.sweep(second))
+    assert [sum(counts) for counts in zip(*swept, strict=True)] == [8, 0]
+    shown = [interrupt_of(message) for message in await slack.messages(CHANNEL)]
+    assert sorted(shown) == sorted(asked)
+
+
+async def test_two_messages_to_a_channel_are_a_second_apart(
+    proxy: FaultProxy, deliverer: Deliverer, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deliver, "_BETWEEN_POSTS_S", _BETWEEN_POSTS_S)
+    await ask(conn, "t1")
+    await ask(conn, "t2")
+    sweeping = asyncio.create_task(deliverer.sweep(conn))
+    await proxy.wait_for_calls("chat.postMessage")
+    began = time.monotonic()
+    await proxy.wait_for_calls("chat.postMessage", 2)
+    # Both calls take their way: a little less than a second may lie between their arrivals.
+    assert time.monotonic() - began > 0.9
+    assert await sweeping == (2, 0)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        ("not_in_channel", "invite the bot to SLACK_CHANNEL"),
+        ("channel_not_found", "set SLACK_CHANNEL"),
+        ("is_archived", "set SLACK_CHANNEL"),
+        ("token_revoked", "set SLACK_BOT_TOKEN"),
+        ("missing_scope", "manifest.yml"),
+    ],
+)
+async def test_a_card_that_slack_refuses_fails_with_the_fix_and_its_request_stays_open(
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, *, error: str, fix: str
+) -> None:
+    interrupt_id = await ask(conn)
+    proxy.fail("chat.postMessage", "error", error=error)
+    assert await deliverer.sweep(conn) == (0, 1)
+    row = await notice(conn)
+    assert row["status"] == "failed"
+    assert row["error"].startswith(f"{error}: ")
+    assert fix in row["error"]
+    assert await deliverer.sweep(conn) == (0, 0)
+    assert (await approval_of(conn, interrupt_id)).status == "pending"
+    assert (await decide(conn, interrupt_id, ALICE, YES)).approval.status == "approved"
+    assert await slack.messages(CHANNEL) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        ("message_not_found", "claim_flow.py resume"),
+        ("is_inactive", "claim_flow.py resume"),
+        ("cant_update_message", "set SLACK_BOT_TOKEN"),
+    ],
+)
+async def test_a_change_that_slack_refuses_fails_with_the_fix_and_its_request_stays_open(
+    proxy: FaultProxy, deliverer: Deliverer, conn: Connection, error: str, fix: str
+) -> None:
+    interrupt_id = await ask(conn)
+    assert await deliverer.sweep(conn) == (1, 0)
+    await notices.change_card(conn, interrupt_id)
+    proxy.fail("chat.update", "error", error=error)
+    assert await deliverer.sweep(conn) == (0, 1)
+    row = await notice(conn)
+    assert row["status"] == "failed"
+    assert row["error"].startswith(f"{error}: ")
+    assert fix in row["error"]
+    assert (await approval_of(conn, interrupt_id)).status == "pending"
+    assert (await decide(conn, interrupt_id, ALICE, YES)).approval.status == "approved"
+
+
+async def test_a_refused_card_is_posted_once_its_cause_is_mended(
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection
+) -> None:
+    await ask(conn)
+    proxy.fail("chat.postMessage", "error", error="not_in_channel")
+    assert await deliverer.sweep(conn) == (0, 1)
+    assert await notices.retry_failed(conn) == 1
+    assert await deliverer.sweep(conn) == (1, 0)
+    assert len(await slack.messages(CHANNEL)) == 1
+    row = await notice(conn)
+    assert (row["status"], row["error"]) == ("sent", None)
+
+
+async def test_a_decision_shows_on_a_card_whose_last_change_was_refused(
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection
+) -> None:
+    interrupt_id = await ask(conn)
+    await deliverer.sweep(conn)
+    await notices.change_card(conn, interrupt_id)
+    proxy.fail("chat.update", "error", error="is_archived")
+    assert await deliverer.sweep(conn) == (0, 1)
+
+    await decide(conn, interrupt_id, ALICE, NO)
+    assert await deliverer.sweep(conn) == (1, 0)
+    [message] = await slack.messages(CHANNEL)
+    assert "Rejected by Alice" in message["text"]
+    assert buttons_of(message) == []
+
+
+async def test_a_copy_that_was_deleted_does_not_keep_the_others_from_the_truth(
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection
+) -> None:
+    interrupt_id = await ask(conn)
+    await deliverer.sweep(conn)
+    [first] = await slack.messages(CHANNEL)
+    async with client_of(slack.api_url) as somebody:
+        copy = await somebody.chat_postMessage(channel=CHANNEL, text=first["text"], blocks=first["blocks"])
+    await notices.remember_message(conn, interrupt_id, CHANNEL, copy["ts"])
+    proxy.fail("chat.update", "error", error="message_not_found")
+
+    await decide(conn, interrupt_id, ALICE, YES)
+    assert await deliverer.sweep(conn) == (0, 1)
+    deleted, kept = await slack.messages(CHANNEL)
+    assert (buttons_of(deleted), buttons_of(kept)) == (["approve", "reject"], [])
+    assert (await notice(conn))["error"].startswith("message_not_found: ")
+
+
+# Staying true
+
+
+async def test_a_decision_that_comes_while_the_card_is_posted_shows_on_it(
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, database_url: str
+) -> None:
+    interrupt_id = await ask(conn)
+    proxy.fail("chat.postMessage", "slow", delay_s=0.5)
+    async with await connect(database_url, "door") as own:
+        sweeping = asyncio.create_task(deliverer.sweep(own))
+        await proxy.wait_for_calls("chat.postMessage")
+        await decide(conn, interrupt_id, ALICE, YES)
+        assert not sweeping.done()
+        await sweeping
+    [message] = await slack.messages(CHANNEL)
+    assert "Approved by Alice" in message["text"]
+    assert buttons_of(message) == []
+    assert (await notice(conn))["status"] == "sent"
+
+
+async def test_a_decision_that_comes_while_the_posting_is_uncertain_shows_on_the_card(
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection
+) -> None:
+    interrupt_id = await ask(conn)
+    proxy.fail("chat.postMessage", "lost_reply")
+    assert await deliverer.sweep(conn) == (0, 1)
+    await decide(conn, interrupt_id, BOB, NO)
+    assert await deliverer.sweep(conn) == (1, 0)
+    [message] = await slack.messages(CHANNEL)
+    assert "Rejected by Bob" in message["text"]
+    assert buttons_of(message) == []
+
+
+async def test_a_decision_during_an_update_shows_although_the_older_update_lands_last(
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, database_url: str
+) -> None:
+    interrupt_id = await ask(conn)
+    await deliverer.sweep(conn)
+    await notices.change_card(conn, interrupt_id)
+    proxy.fail("chat.update", "slow", delay_s=0.5)
+    async with await connect(database_url, "door") as own:
+        sweeping = asyncio.create_task(deliverer.sweep(own))
+        await proxy.wait_for_calls("chat.update")
+        await decide(conn, interrupt_id, ALICE, YES)
+        await sweeping
+    [message] = await slack.messages(CHANNEL)
+    assert "Approved by Alice" in message["text"]
+
+
+async def test_a_request_that_was_settled_before_it_was_posted_is_never_posted(
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, graph: Graph
+) -> None:
+    await paid(conn, graph)
+    await deliverer.sweep(conn)
+    assert await slack.messages(CHANNEL) == []
+    assert proxy.calls_of("chat.postMessage") == []
+    assert await all_rows(conn, "SELECT kind FROM notices WHERE status <> 'sent'") == []
+
+
+async def test_every_change_says_all_of_the_card_and_slack_takes_it(
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, graph: Graph
+) -> None:
+    await start_claim(conn)
+    await drive(conn, "t1", graph=graph, policy=POLICY)
+    await deliverer.sweep(conn)
+    await decide(conn, await value(conn, "SELECT interrupt_id FROM approvals"), ALICE, YES)
+    await deliverer.sweep(conn)
+    await drive(conn, "t1", graph=graph, policy=POLICY)
+    await deliverer.sweep(conn)
+
+    [posted, reply] = proxy.calls_of("chat.postMessage")
+    changes = proxy.calls_of("chat.update")
+    assert [findings(call["text"], call["blocks"]) for call in (posted, *changes)] == [[]] * 3
+    assert [call["unfurl_links"] for call in (posted, reply)] == [False, False]
+    card, below = await slack.messages(CHANNEL)
+    assert "Paid: 250.00 USD" in card["text"]
+    assert (below["thread_ts"], below["text"]) == (card["ts"], "💸 *250.00 USD paid*, reference L-t1")
+
+
+# Replies
+
+
+@pytest.mark.parametrize("kind", ["lost_reply", "drop", "503", "429"])
+async def test_the_outcome_is_said_below_the_card_once(
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, *, graph: Graph, kind: FaultKind
+) -> None:
+    await posted_and_paid(conn, graph, deliverer)
+    proxy.fail("chat.postMessage", kind)
+    assert await deliverer.sweep(conn) == (1, 1)
+    await make_due(conn)
+    assert await deliverer.sweep(conn) == (1, 0)
+    card, below = await slack.messages(CHANNEL)
+    assert (below["thread_ts"], below["text"]) == (card["ts"], "💸 *250.00 USD paid*, reference L-t1")
+
+
+async def test_the_outcome_is_said_once_below_each_copy_although_the_second_was_refused_at_first(
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, graph: Graph
+) -> None:
+    interrupt_id = await posted_and_paid(conn, graph, deliverer)
+    [first] = await slack.messages(CHANNEL)
+    async with client_of(slack.api_url) as somebody:
+        copy = await somebody.chat_postMessage(channel=CHANNEL, text=first["text"], blocks=first["blocks"])
+        await notices.remember_message(conn, interrupt_id, CHANNEL, copy["ts"])
+        # The first reply gets through, the second is put off.
+        await somebody.chat_postMessage(channel=CHANNEL, text="unrelated")
+    before = len(await slack.messages(CHANNEL))
+    proxy.fail("chat.postMessage", "slow", delay_s=0)
+    proxy.fail("chat.postMessage", "429")
+    assert await deliverer.sweep(conn) == (1, 1)
+    assert len(await slack.messages(CHANNEL)) == before + 1
+
+    await make_due(conn)
+    assert await deliverer.sweep(conn) == (1, 0)
+    replies = [message["thread_ts"] for message in await slack.messages(CHANNEL) if "thread_ts" in message]
+    assert sorted(replies) == sorted([first["ts"], copy["ts"]])
+
+
+async def test_a_reply_waits_until_its_card_is_posted(
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, graph: Graph
+) -> None:
+    await start_claim(conn)
+    await drive(conn, "t1", graph=graph, policy=POLICY)
+    proxy.fail("chat.postMessage", "lost_reply")
+    assert await deliverer.sweep(conn) == (0, 1)
+    await decide(conn, await value(conn, "SELECT interrupt_id FROM approvals"), ALICE, NO)
+    await conn.execute("UPDATE notices SET due_at = clock_timestamp() + interval '1 hour' WHERE kind = 'card'")
+    await drive(conn, "t1", graph=graph, policy=POLICY)
+    await conn.execute("UPDATE notices SET due_at = clock_timestamp() + interval '1 hour' WHERE kind = 'card'")
+    await deliverer.sweep(conn)
+    assert len(await slack.messages(CHANNEL)) == 1
+
+    await make_due(conn)
+    await deliverer.sweep(conn)
+    await make_due(conn)
+    await deliverer.sweep(conn)
+    card, below = await slack.messages(CHANNEL)
+    assert "Rejected by Alice" in card["text"]
+    assert (below["thread_ts"], below["text"]) == (card["ts"], "Nothing was paid: rejected.")
+
+
+# What the tests share
+
+
+async def notice(conn: Connection, kind: str = "card") -> dict[str, Any]:
+    return await one_row(
+        conn, "SELECT status, ambiguous, error, due_at <= clock_timestamp() AS due FROM notices WHERE kind = %s", kind
+    )
+
+
+async def make_due(conn: Connection) -> None:
+    """Time has passed: what was put off is due, and leases have run out."""
+    await conn.execute("UPDATE notices SET due_at = clock_timestamp() WHERE due_at IS NOT NULL")
+
+
+async def until_sent(conn: Connection) -> None:
+    async def sent() -> bool:
+        return bool((await notice(conn))["status"] == "sent")
+
+    await until(sent)
+
+
+@contextlib.asynccontextmanager
+async def running(deliverer: Deliverer, url: str) -> AsyncIterator[None]:
+    """The deliverer as a service runs it, and stops it at the end."""
+    task = asyncio.create_task(deliverer.run(url))
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def paid(conn: Connection, graph: Graph) -> str:
+    """The interrupt id of a claim that waited, was approved at the command line, and paid."""
+    await start_claim(conn)
+    await drive(conn, "t1", graph=graph, policy=POLICY)
+    interrupt_id = str(await value(conn, "SELECT interrupt_id FROM approvals"))
+    await decide(conn, interrupt_id, ANN, YES)
+    await drive(conn, "t1", graph=graph, policy=POLICY)
+    assert await value(conn, "SELECT count(*) FROM payments") == 1
+    return interrupt_id
+
+
+async def posted_and_paid(conn: Connection, graph: Graph, deliverer: Deliverer) -> str:
+    """The same, with the card posted in between; its change and its reply are due."""
+    await start_claim(conn)
+    await drive(conn, "t1", graph=graph, policy=POLICY)
+    await deliverer.sweep(conn)
+    return await paid(conn, graph)
+
+
+def interrupt_of(message: dict[str, Any]) -> str:
+    """The interrupt id that the card names to a person."""
+    return words_of(message).split("interrupt ")[1].split(" ", maxsplit=1)[0]
