@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from typing import cast
 
 import psycopg
 import pytest
@@ -150,7 +149,7 @@ async def test_what_the_url_says_itself_stays(database_url: str) -> None:
 
 def bells_of(url: str, *, present_as: tuple[Lock, ...] = ()) -> AbstractAsyncContextManager[AsyncGenerator[bool, None]]:
     """What a worker or a deliverer listens to, for the length of an `async with`."""
-    return contextlib.aclosing(cast("AsyncGenerator[bool, None]", wakes(url, present_as=present_as)))
+    return contextlib.aclosing(wakes(url, present_as=present_as))
 
 
 @pytest.fixture
