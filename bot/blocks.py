@@ -215,7 +215,7 @@ def _safe(text: str, longest: int) -> str:
 
 def _one_line(text: str) -> str:
     """Visible and without a line of its own, which could pass for one of ours."""
-    return visible(" ".join(text.split()))
+    return " ".join(visible(text).split())
 
 
 def _fitting(lines: list[str], longest: int) -> list[str]:

@@ -52,9 +52,10 @@ def tally(request: pytest.FixtureRequest) -> Iterator[collections.Counter[str]]:
     """Counts kills, and at the end says how many there were and what became of the threads."""
     counted: collections.Counter[str] = collections.Counter()
     yield counted
-    if reporter := request.config.pluginmanager.get_plugin("terminalreporter"):
-        reporter.write_line("")
-        reporter.write_line(", ".join(f"{count} {what}" for what, count in counted.items()))
+    capture = request.config.pluginmanager.get_plugin("capturemanager")
+    with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+        # Not stdout: under pytest-xdist that is no terminal.
+        sys.stderr.write(f"\n{', '.join(f'{count} {what}' for what, count in counted.items())}\n")
 
 
 @pytest.fixture
