@@ -10,6 +10,7 @@ import contextlib
 import gc
 import getpass
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
@@ -317,10 +318,10 @@ async def _advance_and_report(settings: Settings, url: str, conn: Connection, th
     """Have the thread driven, say where it is now, and try to tell Slack."""
     from flow.advance import advance
     from flow.database import Lock, is_present
-    from flow.show import in_words
+    from flow.show import in_words, stories_of
 
-    await advance(url, conn, thread_id, settings)
-    story = await _story(conn, thread_id)
+    thread = await advance(url, conn, thread_id, settings)
+    [story] = await stories_of(conn, [thread])
     if as_json:
         _print_json(story.as_json())
     else:
@@ -376,7 +377,12 @@ def _run(command: Callable[[Settings], Coroutine[Any, Any, None]]) -> None:
 def _user() -> str:
     from flow import inputs
 
-    return f"cli:{inputs.parse_text('your user name', getpass.getuser(), inputs.MAX_NAME, lines=False)}"
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        # A container may run as a number that no account has.
+        name = f"uid-{os.getuid()}"
+    return f"cli:{inputs.parse_text('your user name', name, inputs.MAX_NAME, lines=False)}"
 
 
 def _print_json(value: Any) -> None:

@@ -134,6 +134,7 @@ def build_bolt(client: AsyncWebClient, pool: Pool, background: Background) -> As
         await ack()
         if note:
             background.spawn(_tell(respond, note))
+        background.spawn(_remember_copy(pool, click))
         return None
 
     @bolt.action(re.compile(""))
@@ -182,34 +183,30 @@ async def _decide_on_pool(pool: Pool, click: Click, own_team: OwnTeam) -> Decide
     verdict = Verdict(verdict=click.verdict, door="slack", request_hash=click.request_hash)
     try:
         async with pool.connection() as conn:
-            return await _decide_on(conn, click, person, verdict)
+            return await decide(conn, click.interrupt_id, person, verdict)
     except psycopg.OperationalError:
         # Connections that died with a restarted server are only found by using them. The same click again is safe.
         await pool.check()
         async with pool.connection() as conn:
-            return await _decide_on(conn, click, person, verdict)
+            return await decide(conn, click.interrupt_id, person, verdict)
 
 
-async def _decide_on(conn: Connection, click: Click, person: Person, verdict: Verdict) -> Decided:
-    await _remember_copy(conn, click)
-    return await decide(conn, click.interrupt_id, person, verdict)
-
-
-async def _remember_copy(conn: Connection, click: Click) -> None:
+async def _remember_copy(pool: Pool, click: Click) -> None:
     """A copy whose posting we never heard of becomes known, and is kept true like the others.
 
-    Before the decision, and whatever becomes of it: on a card of a settled request the buttons go away.
+    Whatever became of the click: on a card of a settled request the buttons go away.
     """
     if click.channel_id is None or click.message_ts is None:
         return
     copy = (click.channel_id, click.message_ts)
-    if copy in await notices.messages_of(conn, click.interrupt_id):
-        return
-    # Unknown to the table of approvals: `decide` says so.
+    # For an approval that does not exist there is nothing to show, and `decide` has said so.
     with contextlib.suppress(errors.ForeignKeyViolation):
-        async with conn.transaction():
-            await notices.remember_message(conn, click.interrupt_id, *copy)
-            await notices.change_card(conn, click.interrupt_id)
+        async with pool.connection() as conn:
+            if copy in await notices.messages_of(conn, click.interrupt_id):
+                return
+            async with conn.transaction():
+                await notices.remember_message(conn, click.interrupt_id, *copy)
+                await notices.change_card(conn, click.interrupt_id)
 
 
 def person_of(click: Click, own_team: frozenset[str]) -> Person:

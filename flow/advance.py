@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 
+import psycopg
+
 from flow.database import Connection, Lock, check_locks, connect, is_present, listen, wait_for_bell
 from flow.errors import DriveFailed
 from flow.model import Thread
@@ -30,11 +32,12 @@ async def advance(url: str, conn: Connection, thread_id: str, settings: Settings
         if thread.due_at is None or thread.put_off or asyncio.get_running_loop().time() > deadline:
             return thread
         if await is_present(conn, Lock.WORKER) or not await _drive_here(url, thread_id, settings):
+            # Somebody else drives it.
             await wait_for_bell(conn, timeout_s=_POLL_S)
 
 
 async def _drive_here(url: str, thread_id: str, settings: Settings) -> bool:
-    """False if somebody else is driving it."""
+    """False if somebody else is driving it, or has taken over because we stood still for too long."""
     from flow.assess import adviser_of
     from flow.drive import compile_graph, drive, ensure_checkpoint_tables
     from flow.policy import policy_of
@@ -48,4 +51,7 @@ async def _drive_here(url: str, thread_id: str, settings: Settings) -> bool:
             )
         except DriveFailed:
             return True
+        except psycopg.OperationalError:
+            # Our drive is lost with its connection. Whether the database is, the next look at the thread will tell.
+            return False
     return outcome != "locked"

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
     DriveOne = Callable[[Connection, str], Awaitable[Outcome]]
 
+# One step of ten: enough to let a click go first on a busy machine, not enough to starve a drive.
+_NICENESS = 10
+
 # A new interpreter imports LangGraph in 1 to 4 s; a loaded machine may need far longer.
 _READY_TIMEOUT_S = 60.0
 
@@ -53,14 +56,16 @@ class Standby:
     """A child that is ready for one thread."""
 
     def __init__(self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.pid, self._reader, self._writer = pid, reader, writer
+        self.pid, self._writer = pid, writer
+        # Its report; an empty one if it dies, also before it was given anything to do.
+        self.ended = asyncio.ensure_future(reader.readline())
 
     async def drive(self, thread_id: str, *, timeout_s: float) -> Report:
         """Have it drive this thread, to its end, its next approval, or its death after `timeout_s`."""
         try:
             self._writer.write(thread_id.encode() + b"\n")
             async with asyncio.timeout(timeout_s):
-                line = await self._reader.readline()
+                line = await self.ended
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -71,6 +76,7 @@ class Standby:
 
     def close(self) -> None:
         """Let it go: the end of its socket ends it."""
+        self.ended.cancel()
         self._writer.close()
 
 
@@ -89,8 +95,9 @@ class Zygote:
                 [sys.executable, "-m", "flow.standby", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 env=os.environ | {"DATABASE_URL": url, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                # A Ctrl-C in the terminal is the worker's to handle: drives under way may end.
-                start_new_session=True,
+                # A Ctrl-C in the terminal is the worker's to handle: drives under way may end. A group of its own, and
+                # not a session: Linux would then give both the same share of the processor, whatever their niceness.
+                process_group=0,
             )
         return cls(process, ours)
 
@@ -117,7 +124,8 @@ class Zygote:
     def stop(self) -> None:
         """End it and wait for its end."""
         self._ctl.close()
-        self._process.terminate()
+        # It has nothing to save, and one that stands still would not hear anything softer.
+        self._process.kill()
         self._process.wait()
 
 
@@ -126,6 +134,8 @@ class Zygote:
 
 def _run_zygote(ctl: socket.socket) -> NoReturn:
     _die_with_parent()
+    # A person waits for the bot's answer to a click; what comes after it can wait a few milliseconds more.
+    os.nice(_NICENESS)
     # A run sent to LangSmith because some variable is set would send claims to a stranger, and start threads.
     os.environ["LANGSMITH_TRACING"] = os.environ["LANGCHAIN_TRACING_V2"] = "false"
     from flow.assess import adviser_of
@@ -143,7 +153,9 @@ def _run_zygote(ctl: socket.socket) -> NoReturn:
     drive_one = partial(drive, graph=graph, policy=policy_of(settings), adviser=adviser)
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    # Whoever ends the whole group means the worker, which lets drives under way end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     gc.collect()
     gc.freeze()
     if threading.active_count() != 1:
@@ -186,7 +198,11 @@ async def _serve_one(conn: Connection, sock: socket.socket, graph: Graph, drive_
 
     await rehearse(conn, graph)
     sock.sendall(b"%d\n" % os.getpid())
+    loop = asyncio.get_running_loop()
+    # A connection that says something while nobody asks is being closed; a stand-by without one is none.
+    loop.add_reader(conn.fileno(), os._exit, 3)
     thread_id = await _job(sock)
+    loop.remove_reader(conn.fileno())
     try:
         report: dict[str, str] = {"outcome": await drive_one(conn, thread_id)}
     except DriveFailed as exc:
@@ -227,21 +243,23 @@ async def rehearse(conn: Connection, graph: Graph) -> None:
     thread_id = f"rehearsal-{uuid.uuid4()}"
     actor = Person(key="cli:rehearsal", name="rehearsal", names=frozenset({"cli:rehearsal"}), trusted=True)
     always_ask = Policy(approvers=(), limits={})
-    async with conn.transaction(force_rollback=True):
-        claim = Claim(amount=Decimal("1.00"), currency="USD").as_input()
-        await insert_thread(
-            conn,
-            thread_id=thread_id,
-            flow=CLAIM_FLOW,
-            flow_version=CLAIM_FLOW_VERSION,
-            input=claim,
-            requested_by=actor.key,
-        )
-        await drive(conn, thread_id, graph=graph, policy=always_ask)
-        [approval] = (await approvals_of(conn, [thread_id]))[thread_id]
-        await decide(conn, approval.interrupt_id, actor, Verdict(verdict="approve", door="cli"))
-        outcome = await drive(conn, thread_id, graph=graph, policy=always_ask)
-        assert outcome == "over", outcome
+    claim = Claim(amount=Decimal("1.00"), currency="USD").as_input()
+    # By hand: psycopg forgets its prepared statements at a rollback that it sees, and they are half of the warmth.
+    await conn.execute("BEGIN", prepare=False)
+    await insert_thread(
+        conn,
+        thread_id=thread_id,
+        flow=CLAIM_FLOW,
+        flow_version=CLAIM_FLOW_VERSION,
+        input=claim,
+        requested_by=actor.key,
+    )
+    await drive(conn, thread_id, graph=graph, policy=always_ask)
+    [approval] = (await approvals_of(conn, [thread_id]))[thread_id]
+    await decide(conn, approval.interrupt_id, actor, Verdict(verdict="approve", door="cli"))
+    outcome = await drive(conn, thread_id, graph=graph, policy=always_ask)
+    assert outcome == "over", outcome
+    conn.pgconn.exec_(b"ROLLBACK")
 
 
 def _die_with_parent() -> None:

@@ -16,7 +16,7 @@ import psycopg
 from flow import approvals, threads
 from flow.database import Connection, Lock, connect, wakes
 from flow.errors import DatabaseUnavailable
-from flow.standby import Report, Zygote
+from flow.standby import Report, Standby, Zygote
 
 log = logging.getLogger(__name__)
 
@@ -101,9 +101,11 @@ class Worker:
                 self.ready += 1
                 self._look.set()
                 try:
-                    thread_id = await self._jobs.get()
+                    thread_id = await self._job_for(standby)
                 finally:
                     self.ready -= 1
+                if thread_id is None:
+                    continue
                 if thread_id == _NO_MORE:
                     return
                 try:
@@ -111,6 +113,15 @@ class Worker:
                 finally:
                     self._in_flight.discard(thread_id)
                     self._look.set()
+
+    async def _job_for(self, standby: Standby) -> str | None:
+        """The next thread to drive; None if the stand-by died before there was one."""
+        job = asyncio.ensure_future(self._jobs.get())
+        try:
+            await asyncio.wait({job, standby.ended}, return_when=asyncio.FIRST_COMPLETED)
+            return job.result() if job.done() else None
+        finally:
+            job.cancel()
 
     async def _mend(self, exc: OSError) -> None:
         """A stand-by could not be made: the database is away, or the zygote is gone."""

@@ -154,7 +154,7 @@ class Running:
         await until(looked, within_s=_PATIENCE_S)
 
     async def zygote(self) -> psutil.Process:
-        """A worker's process that forks its stand-bys; the head of a session that holds them all."""
+        """A worker's process that forks its stand-bys; the head of a process group that holds them all."""
         found: list[psutil.Process] = []
 
         async def forked() -> bool:
@@ -184,12 +184,12 @@ async def workers_are(conn: Connection, count: int) -> bool:
     return bool(held == count)
 
 
-def members_of(session: int) -> list[int]:
-    """The pids of the processes of a session that are alive."""
+def members_of(group: int) -> list[int]:
+    """The pids of the processes of a process group that are alive."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError):
-            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process.pid)
     return found
 

@@ -20,6 +20,7 @@ from typing import Any, LiteralString
 
 import aiohttp
 import psycopg
+from psycopg.rows import scalar_row
 
 from flow import inputs, threads
 from flow.database import connect
@@ -41,7 +42,7 @@ ROWS = (
 )
 
 _AMOUNT = "250"
-_APPROVER = "U01ALICE"
+APPROVER = "U01ALICE"
 # A full page of `list`.
 _OLDER_CLAIMS = 50
 _STAND_BYS = 2
@@ -59,7 +60,7 @@ async def probes(server_url: str, admin: psycopg.Connection, home: Path) -> Asyn
         for url in (alone, served):
             await timed_ms(CLAIM_FLOW, "setup", env=environment(DATABASE_URL=url), cwd=home)
             await _file_older_claims(url)
-        env = _serve_environment(served, slack)
+        env = serve_environment(served, slack)
         serve_url = await stack.enter_async_context(serving(env, home, http))
         watch = await stack.enter_async_context(
             await psycopg.AsyncConnection[tuple[Any, ...]].connect(served, autocommit=True)
@@ -110,7 +111,7 @@ async def _click(
 ) -> dict[str, float]:
     """Press Approve on the card: how long until it is answered, and until the payment is committed, in ms."""
     body = block_actions_body(
-        user=_APPROVER, team=TEAM, value=_approve_value(card), channel=CHANNEL, message_ts=card["ts"]
+        user=APPROVER, team=TEAM, value=_approve_value(card), channel=CHANNEL, message_ts=card["ts"]
     )
     headers = {"Content-Type": FORM, **sign(SIGNING_SECRET, int(time.time()), body)}
 
@@ -122,7 +123,7 @@ async def _click(
 
     async def payment() -> float:
         # A look takes a fraction of a millisecond; no bell rings exactly at the payment's commit.
-        await _until(watch, "SELECT EXISTS (SELECT FROM payments WHERE thread_id = %s)", thread_id, every_s=0.001)
+        await until(watch, "SELECT EXISTS (SELECT FROM payments WHERE thread_id = %s)", thread_id, every_s=0.001)
         return time.perf_counter()
 
     began = time.perf_counter()
@@ -144,7 +145,7 @@ def _approve_value(card: dict[str, Any]) -> str:
 
 async def _rest(watch: psycopg.AsyncConnection[tuple[Any, ...]]) -> None:
     """Return when everything is told and all stand-bys wait again: one measurement must not pay for the last."""
-    await _until(
+    await until(
         watch,
         "SELECT NOT EXISTS (SELECT FROM notices WHERE due_at IS NOT NULL) AND count(*) = %s"
         " AND bool_and(state = 'idle' AND clock_timestamp() - state_change > interval '100 ms')"
@@ -154,15 +155,18 @@ async def _rest(watch: psycopg.AsyncConnection[tuple[Any, ...]]) -> None:
     )
 
 
-async def _until(
-    watch: psycopg.AsyncConnection[tuple[Any, ...]], query: LiteralString, *params: object, every_s: float
-) -> None:
-    """Return when the query says true."""
+async def until(watch: psycopg.AsyncConnection[Any], query: LiteralString, *params: object, every_s: float) -> None:
+    """Return when the query's one value is true."""
     deadline = time.monotonic() + _WITHIN_S
-    while (await (await watch.execute(query, params)).fetchone()) != (True,):
+    while not await _holds(watch, query, params):
         if time.monotonic() > deadline:
             raise RuntimeError(f"not true within {_WITHIN_S:g} s: {query} {params}")
         await asyncio.sleep(every_s)
+
+
+async def _holds(watch: psycopg.AsyncConnection[Any], query: LiteralString, params: tuple[object, ...]) -> bool:
+    async with watch.cursor(row_factory=scalar_row) as cursor:
+        return bool(await (await cursor.execute(query, params)).fetchone())
 
 
 async def _file_older_claims(url: str) -> None:
@@ -180,10 +184,11 @@ async def _file_older_claims(url: str) -> None:
             assert await threads.leave(conn, thread, status="waiting")
 
 
-def _serve_environment(url: str, slack: SlackStandIn) -> dict[str, str]:
+def serve_environment(url: str, slack: SlackStandIn) -> dict[str, str]:
+    """The settings of a `serve` on this database and in this Slack."""
     return environment(
         DATABASE_URL=url,
-        APPROVERS=_APPROVER,
+        APPROVERS=APPROVER,
         STAND_BY=str(_STAND_BYS),
         SLACK_API_URL=slack.url,
         SLACK_BOT_TOKEN="xoxb-bench",
