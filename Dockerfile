@@ -21,6 +21,6 @@ ENV PATH=/app/.venv/bin:$PATH PYTHONUNBUFFERED=1 HOST=0.0.0.0 PORT=4000
 USER claims
 EXPOSE 4000
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 \
-  CMD ["python", "-c", "import os, urllib.request as u; e = os.environ; u.urlopen('http://127.0.0.1:' + e.get('HEALTH_PORT', e['PORT']) + '/readyz', timeout=2)"]
+  CMD ["python", "-c", "import os, urllib.request as u; e = os.environ; u.urlopen('http://127.0.0.1:' + (e.get('HEALTH_PORT') or e['PORT']) + '/readyz', timeout=2)"]
 ENTRYPOINT ["python", "claim_flow.py"]
 CMD ["serve"]

@@ -112,6 +112,29 @@ def resume(
 @cli.command()
 @_thread
 @_json
+def retry(thread_id: str, as_json: bool) -> None:
+    """Drive a thread that is stuck or put off once more, now: when what stopped it is mended."""
+    from flow import inputs
+
+    inputs.parse_thread_id(thread_id)
+
+    async def run(settings: Settings) -> None:
+        from flow.threads import thread_of, wake
+
+        async with _database(settings) as (url, conn):
+            thread = await thread_of(conn, thread_id)
+            if thread.due_at is None and thread.status != "stuck":
+                raise FlowError(f"thread {thread_id} is {thread.status}: there is nothing to try again")
+            async with conn.transaction():
+                await wake(conn, thread_id)
+            await _advance_and_report(settings, url, conn, thread_id, as_json=as_json)
+
+    _run(run)
+
+
+@cli.command()
+@_thread
+@_json
 def show(thread_id: str, as_json: bool) -> None:
     """Everything that is known of one thread."""
     from flow import inputs
@@ -177,9 +200,11 @@ def work(once: bool) -> None:
         return
 
     async def run(settings: Settings) -> None:
+        from flow.database import check_locks
         from flow.worker import Worker
 
         async with _database(settings, checkpoints=True) as (url, conn):
+            await check_locks(url)
             worker = Worker(url, drive_timeout_s=settings.drive_timeout, stand_by=settings.stand_by)
             await worker.run_once()
             await _deliver(settings, conn)
@@ -199,7 +224,7 @@ def deliver() -> None:
             if not settings.slack_is_on:
                 raise FlowError("Slack is off: see SLACK_BOT_TOKEN and what belongs to it in .env.example")
             await notices.retry_failed(conn)
-            sent, failed = await _deliver(settings, conn)
+            sent, failed = await _deliver(settings, conn, within_s=300.0)
         click.echo(f"{sent} sent, {failed} not")
         if failed:
             raise FlowError("not everything was sent: the reasons are above")
@@ -329,18 +354,23 @@ async def _advance_and_report(settings: Settings, url: str, conn: Connection, th
     sys.stdout.flush()
     if settings.slack_is_on and story.approvals and not await is_present(conn, Lock.DELIVERER):
         await _deliver(settings, conn)
-    if story.thread.status in ("stuck", "failed") or story.thread.put_off:
-        raise FlowError(f"thread {thread_id} did not get through: {story.thread.reason}")
+    if thread.status in ("stuck", "failed") or thread.put_off:
+        raise FlowError(f"thread {thread_id} did not get through: {thread.reason}")
+    if thread.due_at is not None:
+        raise FlowError(f"thread {thread_id} is recorded, but nobody has driven it in time: look at the workers")
 
 
-async def _deliver(settings: Settings, conn: Connection) -> tuple[int, int]:
-    """Send what is due now; how many were sent, and how many not. What was not stays for the next deliverer."""
+async def _deliver(settings: Settings, conn: Connection, *, within_s: float = 15.0) -> tuple[int, int]:
+    """Send what is due now, and begin nothing after `within_s`; how many were sent, and how many not.
+
+    What was not stays for the next deliverer.
+    """
     if not settings.slack_is_on:
         return 0, 0
     from bot.deliver import Deliverer
 
     async with Deliverer.of(settings) as deliverer:
-        return await deliverer.sweep(conn)
+        return await deliverer.sweep(conn, within_s=within_s)
 
 
 def _serve(*, web: bool, worker: bool) -> None:
@@ -370,8 +400,10 @@ def _run(command: Callable[[Settings], Coroutine[Any, Any, None]]) -> None:
             while isinstance(first, BaseExceptionGroup):
                 first = first.exceptions[0]
             raise first from None
-    except psycopg.OperationalError as exc:
-        raise FlowError(f"the database went away ({str(exc).strip()}): run the same command again") from exc
+    except psycopg.Error as exc:
+        raise FlowError(
+            f"the database refused or went away ({type(exc).__name__}: {exc}): nothing is half done"
+        ) from exc
 
 
 def _user() -> str:

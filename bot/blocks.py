@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from flow.assess import advice_in_words
+from flow.advice import advice_in_words
 from flow.model import Advice, Approval, Decision, Payment, Thread, VerdictName
 from flow.text import visible
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -20,8 +21,8 @@ from slack_sdk.web.async_client import AsyncWebClient
 
 from bot import blocks
 from flow import notices
+from flow.advice import advice_of
 from flow.approvals import approval_of
-from flow.assess import advice_of
 from flow.database import Connection, Lock, connect, wakes
 from flow.errors import DatabaseUnavailable
 from flow.model import Approval, Notice, Payment, Thread
@@ -48,7 +49,6 @@ FIXES = {
     "channel_not_found": "set SLACK_CHANNEL to the id of a channel that the bot is in",
     "is_archived": "set SLACK_CHANNEL to a channel that is not archived",
     "is_inactive": "the card's channel is archived or gone: decide with `claim_flow.py resume`",
-    "message_not_found": "the card was deleted in Slack: decide with `claim_flow.py resume`",
     "cant_update_message": "another app posted the card: set SLACK_BOT_TOKEN to the token of that one",
     "invalid_auth": "set SLACK_BOT_TOKEN to the app's bot token",
     "token_revoked": "install the app again and set SLACK_BOT_TOKEN",
@@ -63,6 +63,8 @@ class Deliverer:
     def __init__(self, client: AsyncWebClient, channel: str) -> None:
         self._client, self._channel = client, channel
         self._last_post: dict[str, float] = {}
+        # The loop's time until which Slack has asked us to be quiet.
+        self._not_before = 0.0
         # Whether the last look at the database succeeded; part of readiness.
         self.connected = False
 
@@ -79,18 +81,26 @@ class Deliverer:
             for lane in ("posts", "changes"):
                 group.create_task(self._run_lane(url, lane))
 
-    async def sweep(self, conn: Connection) -> tuple[int, int]:
-        """Deliver what is due now, changes first; how many were sent, and how many not."""
-        changed, not_changed = await self._sweep_lane(conn, "changes")
-        posted, not_posted = await self._sweep_lane(conn, "posts")
-        # A card that changed while it was posted is a change now.
-        late, not_late = await self._sweep_lane(conn, "changes")
-        return changed + posted + late, not_changed + not_posted + not_late
+    async def sweep(self, conn: Connection, *, within_s: float = math.inf) -> tuple[int, int]:
+        """Deliver what is due now, changes first; how many were sent, and how many not.
+
+        Begins none after `within_s`.
+        """
+        deadline = asyncio.get_running_loop().time() + within_s
+        sent = failed = 0
+        lanes: tuple[notices.Lane, ...] = ("changes", "posts", "changes")
+        for lane in lanes:
+            # Twice: a card that changed while it was posted is a change now.
+            delivered, refused = await self._sweep_lane(conn, lane, deadline)
+            sent, failed = sent + delivered, failed + refused
+        return sent, failed
 
     async def _run_lane(self, url: str, lane: notices.Lane) -> None:
         conn: Connection | None = None
         async with contextlib.aclosing(wakes(url, present_as=(Lock.DELIVERER,))) as waking:
             async for connected in waking:
+                if connected != self.connected:
+                    log.log(logging.INFO if connected else logging.WARNING, "connected to the database: %s", connected)
                 self.connected = connected
                 if not connected:
                     continue
@@ -102,9 +112,14 @@ class Deliverer:
                     # Leases run out by themselves; the listener keeps trying and wakes us.
                     log.warning("the database is away: %s", str(exc).strip())
 
-    async def _sweep_lane(self, conn: Connection, lane: notices.Lane) -> tuple[int, int]:
+    async def _sweep_lane(self, conn: Connection, lane: notices.Lane, deadline: float = math.inf) -> tuple[int, int]:
+        clock = asyncio.get_running_loop().time
         sent = failed = 0
-        while (delivered := await _finish(self._deliver_next(conn, lane))) is not None:
+        # Told to wait, we wait with everything, not with one message only.
+        while self._not_before <= clock() < deadline:
+            delivered = await _finish(self._deliver_next(conn, lane))
+            if delivered is None:
+                break
             sent, failed = sent + delivered, failed + (not delivered)
         return sent, failed
 
@@ -119,7 +134,7 @@ class Deliverer:
                 await self._show(conn, notice)
             elif not await self._say(conn, notice):
                 await notices.mark_later(conn, notice, wait_s=1, error="its card is not posted yet", ambiguous=False)
-                return True
+                return False
         except SlackApiError as exc:
             await self._refused(conn, notice, exc)
         except (ArithmeticError, KeyError, TypeError, ValueError) as exc:
@@ -139,9 +154,9 @@ class Deliverer:
     async def _refused(self, conn: Connection, notice: Notice, exc: SlackApiError) -> None:
         status, error, retry_after_s = _read_error(exc)
         if status == 429 or error == "ratelimited":
-            await notices.mark_later(
-                conn, notice, wait_s=retry_after_s or _wait_s(notice), error="rate limited", ambiguous=False
-            )
+            wait_s = retry_after_s or _wait_s(notice)
+            self._not_before = asyncio.get_running_loop().time() + wait_s
+            await notices.mark_later(conn, notice, wait_s=wait_s, error="rate limited", ambiguous=False)
         elif status >= 500 or error in _AMBIGUOUS_ERRORS or not error:
             log.warning("thread %s: Slack failed (%s %s)", notice.thread_id, status, error)
             await notices.mark_later(
@@ -163,23 +178,37 @@ class Deliverer:
             # Nobody was shown the request, so nobody needs to be shown its outcome.
             return
         text, shown = blocks.card(approval, thread, payment, advice)
-        await self._update(copies, text=text, blocks=shown)
+        if copies:
+            copies = await self._update(conn, copies, text=text, blocks=shown)
+            if not copies and approval.status != "pending":
+                # Whoever deleted them has seen enough.
+                return
         if not copies:
             channel, ts = await self._post(
                 self._channel, text=text, blocks=shown, metadata=_metadata(_CARD_EVENT, approval)
             )
             await notices.remember_message(conn, approval.interrupt_id, channel, ts)
 
-    async def _update(self, copies: Sequence[tuple[str, str]], **message: Any) -> None:
-        """Update every copy. One that Slack refuses does not keep the others from it; the refusal rises at the end."""
-        refusals = []
+    async def _update(
+        self, conn: Connection, copies: Sequence[tuple[str, str]], **message: Any
+    ) -> list[tuple[str, str]]:
+        """Update every copy, and return those that are still there: one that was deleted is forgotten.
+
+        One that Slack refuses does not keep the others from it; the refusal rises at the end.
+        """
+        left, refusals = [], []
         for channel, ts in copies:
             try:
                 await self._client.chat_update(channel=channel, ts=ts, **message)
+                left.append((channel, ts))
             except SlackApiError as exc:
-                refusals.append(exc)
+                if _read_error(exc)[1] == "message_not_found":
+                    await notices.forget_message(conn, channel, ts)
+                else:
+                    refusals.append(exc)
         if refusals:
             raise refusals[0]
+        return left
 
     async def _say(self, conn: Connection, notice: Notice) -> bool:
         """Say the outcome below each copy of the card. False if the card is still to be posted."""
@@ -189,9 +218,11 @@ class Deliverer:
             return await notices.card_status(conn, notice.interrupt_id) not in ("pending", "sending")
         for channel, ts in copies:
             # An earlier attempt may have reached this copy, and failed at the next.
-            if not (notice.attempt > 1 and await self._has_reply(channel, ts, approval)):
+            if not (notice.attempt > 1 and await self._has_reply(channel, ts, approval, notice.version)):
                 text = blocks.reply(approval, thread, payment)
-                await self._post(channel, thread_ts=ts, text=text, metadata=_metadata(_REPLY_EVENT, approval))
+                await self._post(
+                    channel, thread_ts=ts, text=text, metadata=_metadata(_REPLY_EVENT, approval, notice.version)
+                )
         return True
 
     async def _post(self, channel: str, **message: Any) -> tuple[str, str]:
@@ -224,9 +255,11 @@ class Deliverer:
             await notices.remember_message(conn, approval.interrupt_id, channel, ts)
         return found
 
-    async def _has_reply(self, channel: str, ts: str, approval: Approval) -> bool:
+    async def _has_reply(self, channel: str, ts: str, approval: Approval, version: int) -> bool:
         pages = await self._client.conversations_replies(channel=channel, ts=ts, include_all_metadata=True, limit=200)
-        return any([_is_about(each, _REPLY_EVENT, approval) async for page in pages for each in page["messages"]])
+        return any(
+            [_is_about(each, _REPLY_EVENT, approval, version) async for page in pages for each in page["messages"]]
+        )
 
 
 @contextlib.asynccontextmanager
@@ -260,16 +293,18 @@ async def _facts(conn: Connection, notice: Notice) -> tuple[Approval, Thread, Pa
     return approval, thread, (await payments_of(conn, [notice.thread_id])).get(notice.thread_id)
 
 
-def _metadata(event: str, approval: Approval) -> dict[str, Any]:
+def _metadata(event: str, approval: Approval, version: int = 1) -> dict[str, Any]:
     """Format: https://api.slack.com/metadata/using"""
-    payload = {"interrupt_id": approval.interrupt_id, "thread_id": approval.thread_id}
+    payload = {"interrupt_id": approval.interrupt_id, "thread_id": approval.thread_id, "version": version}
     return {"event_type": event, "event_payload": payload}
 
 
-def _is_about(message: dict[str, Any], event: str, approval: Approval) -> bool:
+def _is_about(message: dict[str, Any], event: str, approval: Approval, version: int = 1) -> bool:
+    """Whether we posted this message for this approval; a later outcome has a version of its own."""
     metadata = message.get("metadata") or {}
     payload = metadata.get("event_payload") or {}
-    return metadata.get("event_type") == event and payload.get("interrupt_id") == approval.interrupt_id
+    said = (payload.get("interrupt_id"), payload.get("version", 1))
+    return metadata.get("event_type") == event and said == (approval.interrupt_id, version)
 
 
 def _read_error(exc: SlackApiError) -> tuple[int, str, float | None]:

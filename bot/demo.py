@@ -31,10 +31,10 @@ from bot.local_slack import (
 from bot.server import run_services, stop_on_signals
 from flow import threads
 from flow.approvals import approvals_of
-from flow.database import connect, database_url, ensure_schema, listen, wait_for_bell
-from flow.drive import ensure_checkpoint_tables
+from flow.database import connect, database_url, listen, wait_for_bell
 from flow.embedded import stop_embedded
 from flow.errors import FlowError
+from flow.model import Thread
 from flow.notices import messages_of
 from flow.settings import Settings, read_settings
 
@@ -84,11 +84,9 @@ async def _show_with_slack(page: str, *, click_too: bool) -> None:
     stop = stop_on_signals()
     # It warns about settings that it is right not to use.
     logging.getLogger("slack_bolt").setLevel(logging.ERROR)
+    await _type("setup")
     settings = read_settings()
     url = database_url(settings)
-    async with await connect(url, "door") as conn:
-        await ensure_schema(url, conn)
-        await ensure_checkpoint_tables(url, conn)
     async with asyncio.TaskGroup() as group:
         services = group.create_task(run_services(settings, url, stop, web=True, worker=True))
         story = group.create_task(_tell(url, page, stop, click_too=click_too))
@@ -108,10 +106,13 @@ async def _tell(url: str, page: str, stop: asyncio.Event, *, click_too: bool) ->
     else:
         click.echo(f"\nNow open {click.style(page, bold=True)} as Alice, and press Approve in the channel approvals.")
         click.echo(f"Or, in another terminal: {_hint()} uv run claim_flow.py resume --thread t1 --approve")
-    await _wait_until_over(url)
+    thread = await _wait_until_over(url)
     await _type("show --thread t1")
-    click.echo("\nApproving it again, from another process, pays nothing more:")
-    await _type("resume --thread t1 --approve")
+    if thread.status == "paid":
+        click.echo("\nApproving it again, from another process, pays nothing more:")
+        await _type("resume --thread t1 --approve")
+    else:
+        click.echo("\nNothing is paid, and an approval would come too late: the first decision stands.")
     await _type("list")
     if not click_too:
         click.echo(f"\nThe card in {page} shows it too. Ctrl-C ends the demo.")
@@ -147,11 +148,12 @@ async def _wait_for_card(url: str) -> str:
             await wait_for_bell(conn, timeout_s=0.2)
 
 
-async def _wait_until_over(url: str) -> None:
+async def _wait_until_over(url: str) -> Thread:
     async with await connect(url, "door") as conn:
         await listen(conn)
-        while not (await threads.thread_of(conn, "t1")).over:
+        while not (thread := await threads.thread_of(conn, "t1")).over:
             await wait_for_bell(conn, timeout_s=0.2)
+        return thread
 
 
 async def _press_approve(url: str, page: str, interrupt_id: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import aiohttp
+import psycopg
 from slack_sdk.errors import SlackApiError
 
 from bot.deliver import FIXES, slack_client
@@ -55,7 +56,7 @@ async def _database(settings: Settings) -> tuple[str | None, Finding]:
             where = "embedded" if settings.database_url is None else "DATABASE_URL"
             version = conn.info.server_version
             found = f"Postgres {version // 10000}.{version % 10000} ({where}), tables up to date"
-    except FlowError as exc:
+    except (FlowError, psycopg.Error) as exc:
         return None, Finding(what="database", ok=False, found=str(exc), fix="set DATABASE_URL, or unset it")
     return url, Finding(what="database", ok=True, found=found)
 

@@ -14,7 +14,7 @@ from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
 from bot.deliver import Deliverer, slack_client
-from bot.slack import Background, Pool, build_bolt, check_token, slack_events
+from bot.slack import Background, OwnTeam, Pool, build_bolt, check_token, slack_events
 from bot.socket_mode import SocketMode
 from bot.web import Check, build_web
 from flow.assess import adviser_of
@@ -33,9 +33,9 @@ _DRAIN_S = 10.0
 
 
 def stop_on_signals() -> asyncio.Event:
-    """An event that SIGTERM and SIGINT set."""
+    """An event that SIGTERM, SIGINT and the end of the terminal set."""
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     return stop
 
@@ -78,8 +78,9 @@ async def _site(settings: Settings, url: str, checks: dict[str, Check], *, web: 
         handler = None
         if web and settings.slack_is_on:
             client = await stack.enter_async_context(slack_client(settings))
-            await check_token(client)
-            bolt = build_bolt(client, pool, background)
+            own_team = OwnTeam(client)
+            await check_token(own_team)
+            bolt = build_bolt(client, pool, own_team, background)
             if settings.slack_app_token is not None:
                 socket = SocketMode(bolt, client, settings.slack_app_token.get_secret_value(), background)
                 await stack.enter_async_context(_socket(socket))

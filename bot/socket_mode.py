@@ -20,16 +20,17 @@ from slack_sdk.socket_mode.async_client import AsyncBaseSocketModeClient
 from slack_sdk.socket_mode.request import SocketModeRequest
 from slack_sdk.web.async_client import AsyncWebClient
 
-from bot.slack import Background
+from bot.slack import PASSING_ERRORS, Background
 from flow.errors import FlowError, SettingError
 
 log = logging.getLogger(__name__)
 
 _OPEN_TIMEOUT_S = 10.0
+# A click is answered within three seconds, or not at all.
+_DRAIN_S = 5.0
 # Our ping, which Slack answers; four without an answer mean that the connection is dead.
 _PING_INTERVAL_S = 5.0
 # Slack's trouble, not the token's: https://api.slack.com/methods/apps.connections.open#errors
-_PASSING_ERRORS = {"ratelimited", "internal_error", "fatal_error", "service_unavailable", "request_timeout"}
 # Long enough for Slack's own restarts; after it a supervisor does better than we do.
 SILENCE_S = 120.0
 
@@ -68,7 +69,7 @@ class SocketMode:
                 await self._socket.connect()  # type: ignore[no-untyped-call]
         except SlackApiError as exc:
             error = exc.response.get("error") if hasattr(exc.response, "get") else None
-            if error is None or error in _PASSING_ERRORS:
+            if error is None or error in PASSING_ERRORS:
                 raise SlackIsSilent(f"Slack opens no websocket ({error or 'without a reason'}): start anew") from exc
             raise SettingError(
                 f"SLACK_APP_TOKEN is refused by Slack ({error}): make one with the scope connections:write"
@@ -89,9 +90,10 @@ class SocketMode:
             await asyncio.sleep(min(1.0, silence_s / 4))
 
     async def close(self) -> None:
-        """Answer what is under way, then close."""
-        while self._under_way:
-            await asyncio.wait(self._under_way)
+        """Take nothing more, answer what is under way, then close."""
+        self._socket.socket_mode_request_listeners.clear()
+        if self._under_way:
+            await asyncio.wait(self._under_way, timeout=_DRAIN_S)
         await self._socket.close()  # type: ignore[no-untyped-call]
 
     async def _handle(self, socket: AsyncBaseSocketModeClient, request: SocketModeRequest) -> None:

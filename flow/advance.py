@@ -52,6 +52,8 @@ async def _drive_here(url: str, thread_id: str, settings: Settings) -> bool:
         except DriveFailed:
             return True
         except psycopg.OperationalError:
+            if not own.closed:
+                raise
             # Our drive is lost with its connection. Whether the database is, the next look at the thread will tell.
             return False
     return outcome != "locked"

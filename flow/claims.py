@@ -23,7 +23,7 @@ from flow.approvals import approvals_of
 from flow.assess import assess
 from flow.database import Connection
 from flow.errors import NotApproved
-from flow.model import CLAIM_FLOW_VERSION, Approval, Claim, request_hash
+from flow.model import Approval, Claim, Thread, request_hash
 from flow.pen import Pen
 from flow.policy import Tier
 from flow.threads import thread_of
@@ -88,23 +88,30 @@ async def _check_approved(conn: Connection, state: State, claim: Claim) -> None:
     By our rows, not by the state's word: what people were shown, and who said yes to it.
     """
     thread_id = state["thread_id"]
-    filed = Claim.of_input((await thread_of(conn, thread_id)).input)
-    if replace(filed, note="") != claim:
+    thread = await thread_of(conn, thread_id)
+    if replace(Claim.of_input(thread.input), note="") != claim:
         raise NotApproved(f"not paid: {claim.amount} {claim.currency} is not the claim that was filed")
     approvals = (await approvals_of(conn, [thread_id]))[thread_id]
-    granted = {approval.tier for approval in approvals if _grants(approval, claim)}
+    granted = {approval.tier for approval in approvals if _grants(approval, claim, thread.flow_version)}
     if missing := [tier["name"] for tier in state["tiers"] if tier["name"] not in granted]:
         raise NotApproved(f"not paid: {claim.amount} {claim.currency} was not approved in this form by {missing}")
 
 
-def _grants(approval: Approval, claim: Claim) -> bool:
+def _grants(approval: Approval, claim: Claim, flow_version: str) -> bool:
     votes = [decision.verdict for decision in approval.decisions]
     return (
         approval.status == "approved"
         and "reject" not in votes
         and votes.count("approve") >= approval.required
         and Claim.of_input(approval.request) == claim
-        and approval.request_hash == _hash(approval.thread_id, approval.interrupt_id, approval.tier, claim)
+        and approval.request_hash
+        == request_hash(
+            thread_id=approval.thread_id,
+            interrupt_id=approval.interrupt_id,
+            tier=approval.tier,
+            flow_version=flow_version,
+            claim=claim,
+        )
     )
 
 
@@ -123,12 +130,18 @@ def build() -> StateGraph[State, Pen]:
     return graph
 
 
-def read_request(thread_id: str, interrupt_id: str, value: Any) -> tuple[Tier, dict[str, Any], str]:
+def read_request(thread: Thread, interrupt_id: str, value: Any) -> tuple[Tier, dict[str, Any], str]:
     """The tier to ask, what to show, and its hash, of an interrupt of this flow."""
     tier = Tier(**value["tier"] | {"approvers": tuple(value["tier"]["approvers"])})
     shown = {name: value[name] for name in ("amount", "currency", "payee")}
-    claim = Claim.of_input(shown)
-    return tier, shown, _hash(thread_id, interrupt_id, tier.name, claim)
+    digest = request_hash(
+        thread_id=thread.thread_id,
+        interrupt_id=interrupt_id,
+        tier=tier.name,
+        flow_version=thread.flow_version,
+        claim=Claim.of_input(shown),
+    )
+    return tier, shown, digest
 
 
 def _after_a_tier(state: State) -> str:
@@ -148,9 +161,3 @@ def _request_of(state: State) -> dict[str, Any]:
 
 def _claim_of(state: State) -> Claim:
     return Claim.of_input({name: state[name] for name in ("amount", "currency", "payee")})
-
-
-def _hash(thread_id: str, interrupt_id: str, tier: str, claim: Claim) -> str:
-    return request_hash(
-        thread_id=thread_id, interrupt_id=interrupt_id, tier=tier, flow_version=CLAIM_FLOW_VERSION, claim=claim
-    )

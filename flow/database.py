@@ -31,6 +31,9 @@ OLDEST_POSTGRES = 140000
 # The truth behind the bell: work that nobody announced is found this late.
 POLL_S = 2.0
 
+# A database that does not answer an empty query for so long is away.
+_SILENCE_S = 10.0
+
 _CHANNEL = "claim_flow"
 
 # First half of our two-integer advisory keys ("clfl"); thread locks use the one-bigint space, so they never meet.
@@ -56,6 +59,7 @@ _EVERY_SESSION = {
     "tcp_user_timeout": "25000",
     "timezone": "UTC",
 }
+_LIBPQ = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 25_000}
 _SESSION: dict[Role, dict[str, str]] = {
     # A drive that hangs inside a transaction of ours loses it, and its thread lock with it.
     "drive": {"idle_in_transaction_session_timeout": "60s"},
@@ -89,6 +93,8 @@ def session_conninfo(url: str, role: Role) -> str:
         options=f"{options} {given.get('options') or ''}".strip(),
         application_name=given.get("application_name") or f"claim_flow {role}",
         connect_timeout=given.get("connect_timeout") or 10,
+        # The same the other way round: a server that vanished is missed within 25 s, not within TCP's 15 minutes.
+        **{name: given.get(name) or value for name, value in _LIBPQ.items()},
     )
 
 
@@ -209,8 +215,9 @@ async def wakes(url: str, *, present_as: tuple[Lock, ...] = ()) -> AsyncGenerato
                     yield True
                     if not await wait_for_bell(conn, timeout_s=POLL_S):
                         # A connection that died in silence is found only by using it.
-                        await conn.execute("SELECT")
-        except (psycopg.OperationalError, DatabaseUnavailable):
+                        async with asyncio.timeout(_SILENCE_S):
+                            await conn.execute("SELECT")
+        except (psycopg.OperationalError, DatabaseUnavailable, TimeoutError):
             yield False
             await asyncio.sleep(pause)
             pause = min(pause * 2, POLL_S)
@@ -241,7 +248,7 @@ async def check_locks(url: str) -> None:
     """
     try:
         holds = await _locks_hold(url)
-    except (errors.DuplicatePreparedStatement, errors.InvalidSqlStatementName):
+    except (errors.DuplicatePreparedStatement, errors.InvalidSqlStatementName, errors.LockNotAvailable):
         holds = False
     if not holds:
         raise LocksUnusable(
@@ -254,12 +261,14 @@ async def check_locks(url: str) -> None:
 async def _locks_hold(url: str) -> bool:
     async with await connect(url, "drive") as one, await connect(url, "drive") as two:
         key = (_LOCK_CLASS, int(Lock.SELF_TEST))
+        await one.execute("SET lock_timeout = '5s'", prepare=False)
         await one.execute("SELECT pg_advisory_lock_shared(%s, %s)", key)
         before = await _backend_pid(one)
         async with two.transaction():
             row = await (
                 await two.execute(
-                    "SELECT pg_try_advisory_lock(%s, %s) AS got,"
+                    # Gone with its transaction: behind a pooler it would stay with a session that others get.
+                    "SELECT pg_try_advisory_xact_lock(%s, %s) AS got,"
                     " current_setting('client_connection_check_interval') AS interval",
                     key,
                 )

@@ -61,7 +61,10 @@ async def drive(
         if conn.closed:
             raise
         reason = _in_words(exc)
-        await threads.put_off(conn, thread_id, reason)
+        async with conn.transaction():
+            thread = await threads.put_off(conn, thread_id, reason)
+            if thread.status == "stuck":
+                await _tell_the_end(conn, thread_id)
         raise DriveFailed(thread_id, reason) from exc
     finally:
         # A session that is gone has lost its locks already.
@@ -89,7 +92,7 @@ async def ensure_checkpoint_tables(url: str, conn: Connection) -> None:
 async def _drive_locked(pen: Pen, thread_id: str, graph: Graph) -> Outcome:
     conn = pen.conn
     while (thread := await threads.take(conn, thread_id)) is None:
-        if outcome := await _untaken(conn, thread_id):
+        if outcome := await _untaken(pen, thread_id):
             return outcome
     saver = AsyncPostgresSaver(conn)
     saver.lock = pen.lock
@@ -100,7 +103,7 @@ async def _drive_locked(pen: Pen, thread_id: str, graph: Graph) -> Outcome:
             place = await _step(run, pen, thread, place)
         except NotApproved as exc:
             # Trying again would not make it approved.
-            if not await threads.leave(conn, thread, status="stuck", reason=str(exc)):
+            if not await _give_up(pen, thread, str(exc)):
                 raise
             return "stuck"
         # A reason to drive may have been added since; `leave` compares with this.
@@ -163,7 +166,7 @@ async def _verdicts_or_wait(
                     # A settled one stays as it is; locking it would only cost a commit.
                     approval = await approval_of(conn, pause.id, lock=True)
             except UnknownApproval:
-                tier, request, digest = claims.read_request(thread.thread_id, pause.id, pause.value)
+                tier, request, digest = claims.read_request(thread, pause.id, pause.value)
                 await supersede(conn, thread.thread_id, keep=[each.id for each in interrupts])
                 await request_approval(
                     conn, thread, interrupt_id=pause.id, tier=tier, request=request, request_hash=digest
@@ -195,26 +198,44 @@ async def _close(pen: Pen, thread: Thread) -> Outcome | None:
         payment = (await payments_of(conn, [thread.thread_id])).get(thread.thread_id)
         settled = [a.status for a in approvals if a.status in ("rejected", "expired", "withdrawn")]
         status = payment.status if payment else settled[-1] if settled else "stuck"
-        for approval in approvals:
-            await notices.change_card(conn, approval.interrupt_id)
-        if approvals:
-            await notices.post_reply(conn, approvals[-1].interrupt_id, thread.thread_id)
         reason = "the flow ended without a payment or a refusal" if status == "stuck" else None
+        await _tell_the_end(conn, thread.thread_id)
         if not await threads.leave(conn, thread, status=status, reason=reason):
             raise psycopg.Rollback
         return "stuck" if status == "stuck" else "over"
     return None
 
 
-async def _untaken(conn: Connection, thread_id: str) -> Outcome | None:
+async def _untaken(pen: Pen, thread_id: str) -> Outcome | None:
     """Why the thread cannot be taken; None if it can by now."""
-    thread = await threads.thread_of(conn, thread_id)
+    thread = await threads.thread_of(pen.conn, thread_id)
     if thread.over:
         return "over"
     if thread.attempts < threads.MAX_ATTEMPTS:
         return None
+    if thread.status == "stuck" and thread.due_at is None:
+        return "stuck"
     reason = thread.reason or f"{thread.attempts} drives died without a word"
-    return "stuck" if await threads.leave(conn, thread, status="stuck", reason=reason) else None
+    return "stuck" if await _give_up(pen, thread, reason) else None
+
+
+async def _give_up(pen: Pen, thread: Thread, reason: str) -> bool:
+    """Leave the thread to a person, and say so on its cards. False if a reason to drive was added meanwhile."""
+    async with pen.tx() as conn:
+        await _tell_the_end(conn, thread.thread_id)
+        if not await threads.leave(conn, thread, status="stuck", reason=reason):
+            raise psycopg.Rollback
+        return True
+    return False
+
+
+async def _tell_the_end(conn: Connection, thread_id: str) -> None:
+    """Every card of the thread shows its end, and a reply below the last one says it."""
+    approvals = (await approvals_of(conn, [thread_id]))[thread_id]
+    for approval in approvals:
+        await notices.change_card(conn, approval.interrupt_id)
+    if approvals:
+        await notices.post_reply(conn, approvals[-1].interrupt_id, thread_id)
 
 
 def _in_words(exc: BaseException) -> str:

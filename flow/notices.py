@@ -21,7 +21,12 @@ LEASE_S = 30.0
 
 async def post_card(conn: Connection, interrupt_id: str, thread_id: str) -> None:
     """The approval must be shown."""
-    await _insert(conn, "card", interrupt_id, thread_id)
+    await conn.execute(
+        "INSERT INTO notices (kind, interrupt_id, thread_id) VALUES ('card', %s, %s)"
+        " ON CONFLICT (interrupt_id, kind) DO NOTHING",
+        (interrupt_id, thread_id),
+    )
+    await ring(conn)
 
 
 async def change_card(conn: Connection, interrupt_id: str) -> None:
@@ -37,8 +42,15 @@ async def change_card(conn: Connection, interrupt_id: str) -> None:
 
 
 async def post_reply(conn: Connection, interrupt_id: str, thread_id: str) -> None:
-    """The outcome must be said below the card."""
-    await _insert(conn, "reply", interrupt_id, thread_id)
+    """The outcome must be said below the card; a later outcome (of a thread that was stuck) once more."""
+    await conn.execute(
+        "INSERT INTO notices AS n (kind, interrupt_id, thread_id) VALUES ('reply', %s, %s)"
+        " ON CONFLICT (interrupt_id, kind) DO UPDATE SET version = n.version + 1,"
+        " due_at = CASE WHEN n.status = 'sending' THEN n.due_at ELSE clock_timestamp() END,"
+        " status = CASE WHEN n.status = 'sending' THEN n.status ELSE 'pending' END",
+        (interrupt_id, thread_id),
+    )
+    await ring(conn)
 
 
 async def lease(conn: Connection, lane: Lane) -> Notice | None:
@@ -110,6 +122,11 @@ async def remember_message(conn: Connection, interrupt_id: str, channel: str, ts
     )
 
 
+async def forget_message(conn: Connection, channel: str, ts: str) -> None:
+    """That copy was deleted in Slack."""
+    await conn.execute("DELETE FROM messages WHERE channel = %s AND ts = %s", (channel, ts))
+
+
 async def messages_of(conn: Connection, interrupt_id: str) -> list[tuple[str, str]]:
     """Channel and ts of every copy of the approval's card, oldest first."""
     rows = await conn.execute(
@@ -124,12 +141,3 @@ async def card_status(conn: Connection, interrupt_id: str) -> str | None:
         await conn.execute("SELECT status FROM notices WHERE interrupt_id = %s AND kind = 'card'", (interrupt_id,))
     ).fetchone()
     return row["status"] if row else None
-
-
-async def _insert(conn: Connection, kind: str, interrupt_id: str, thread_id: str) -> None:
-    await conn.execute(
-        "INSERT INTO notices (kind, interrupt_id, thread_id) VALUES (%s, %s, %s)"
-        " ON CONFLICT (interrupt_id, kind) DO NOTHING",
-        (kind, interrupt_id, thread_id),
-    )
-    await ring(conn)

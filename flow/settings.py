@@ -47,8 +47,8 @@ class Settings(BaseSettings):
 
     # How long one drive may take before its process is killed and the thread is taken over.
     drive_timeout: float = Field(default=120.0, gt=0, allow_inf_nan=False)
-    # Fresh processes that wait for a thread, each with an open connection and about 80 MB.
-    stand_by: int = Field(default=2, ge=1, le=64)
+    # Fresh processes that wait for a thread, and so the most drives at a time; each with a connection and about 80 MB.
+    stand_by: int = Field(default=4, ge=1, le=64)
 
     @field_validator("slack_api_url")
     @classmethod

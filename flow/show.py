@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from flow.advice import advice_in_words, advice_of
 from flow.approvals import approvals_of
-from flow.assess import advice_in_words, advice_of
 from flow.database import Connection
 from flow.model import Advice, Approval, Payment, Thread
 from flow.payments import payments_of

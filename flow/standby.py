@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     DriveOne = Callable[[Connection, str], Awaitable[Outcome]]
 
-# One step of ten: enough to let a click go first on a busy machine, not enough to starve a drive.
+# Weighs about a tenth of the bot: a click goes first on a busy machine, and a drive is not starved.
 _NICENESS = 10
 
 # A new interpreter imports LangGraph in 1 to 4 s; a loaded machine may need far longer.
@@ -136,8 +136,6 @@ def _run_zygote(ctl: socket.socket) -> NoReturn:
     _die_with_parent()
     # A person waits for the bot's answer to a click; what comes after it can wait a few milliseconds more.
     os.nice(_NICENESS)
-    # A run sent to LangSmith because some variable is set would send claims to a stranger, and start threads.
-    os.environ["LANGSMITH_TRACING"] = os.environ["LANGCHAIN_TRACING_V2"] = "false"
     from flow.assess import adviser_of
     from flow.database import database_url
     from flow.drive import compile_graph, drive
@@ -199,7 +197,8 @@ async def _serve_one(conn: Connection, sock: socket.socket, graph: Graph, drive_
     await rehearse(conn, graph)
     sock.sendall(b"%d\n" % os.getpid())
     loop = asyncio.get_running_loop()
-    # A connection that says something while nobody asks is being closed; a stand-by without one is none.
+    # A connection that says something while nobody asks is being closed; a stand-by without one is none. (After a
+    # reload of the server's settings it may say that too: then a stand-by is replaced for nothing.)
     loop.add_reader(conn.fileno(), os._exit, 3)
     thread_id = await _job(sock)
     loop.remove_reader(conn.fileno())

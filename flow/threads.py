@@ -96,7 +96,7 @@ async def take(conn: Connection, thread_id: str) -> Thread | None:
     """
     query = sql.SQL(
         "UPDATE threads SET driver_pid = pg_backend_pid(), driven_at = clock_timestamp(), attempts = attempts + 1,"
-        " due_at = CASE WHEN attempts > 0 THEN {backoff} ELSE due_at END"
+        " reason = NULL, due_at = CASE WHEN attempts > 0 THEN {backoff} ELSE due_at END"
         " WHERE thread_id = %s AND status <> ALL(%s) AND attempts < %s RETURNING {columns}"
     ).format(backoff=_BACKOFF, columns=_COLUMNS)
     row = await (await conn.execute(query, (thread_id, list(OVER), MAX_ATTEMPTS))).fetchone()
@@ -154,23 +154,28 @@ class Due:
     overdue: bool
 
 
-# The session that holds the lock of thread t, if any.
+# The session that holds the lock of thread t, if any, and whether it overstays: a drive by when it was taken, and a
+# driver that has not taken it yet, or has left it already, by when it last did anything.
 _HOLDER = """
     pg_locks l ON l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
     AND ((l.classid::bigint << 32) | l.objid::bigint) = hashtextextended(t.thread_id, 0)
+    LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+"""
+_OVERSTAYS = """
+    CASE WHEN l.pid = t.driver_pid THEN t.driven_at ELSE a.state_change END
+    < clock_timestamp() - %(timeout)s * interval '1 second'
 """
 
 
 async def due_threads(conn: Connection, *, drive_timeout_s: float, limit: int) -> Sequence[Due]:
     """What is due now, oldest first, and who of it is held."""
     rows = await conn.execute(
-        "SELECT t.thread_id, l.pid IS NOT NULL AS held, coalesce(l.pid = t.driver_pid"
-        " AND t.driven_at < clock_timestamp() - %s * interval '1 second', false) AS overdue"
+        f"SELECT t.thread_id, l.pid IS NOT NULL AS held, coalesce({_OVERSTAYS}, false) AS overdue"
         " FROM (SELECT thread_id, due_at, driver_pid, driven_at FROM threads"
-        " WHERE due_at <= clock_timestamp() ORDER BY due_at LIMIT %s) t"
+        " WHERE due_at <= clock_timestamp() ORDER BY due_at LIMIT %(limit)s) t"
         f" LEFT JOIN {_HOLDER} ORDER BY t.due_at",
-        (drive_timeout_s, limit),
+        {"timeout": drive_timeout_s, "limit": limit},
     )
     return [Due(**row) for row in await rows.fetchall()]
 
@@ -183,9 +188,8 @@ async def evict_driver(conn: Connection, thread_id: str, *, drive_timeout_s: flo
     row = await (
         await conn.execute(
             f"SELECT pg_terminate_backend(l.pid, 2000) AS gone FROM threads t JOIN {_HOLDER}"
-            " WHERE t.thread_id = %s AND l.pid = t.driver_pid"
-            " AND t.driven_at < clock_timestamp() - %s * interval '1 second'",
-            (thread_id, drive_timeout_s),
+            f" WHERE t.thread_id = %(thread_id)s AND {_OVERSTAYS}",
+            {"thread_id": thread_id, "timeout": drive_timeout_s},
         )
     ).fetchone()
     return bool(row and row["gone"])

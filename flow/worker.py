@@ -23,7 +23,13 @@ log = logging.getLogger(__name__)
 # A killed drive's backend notices within this; looking again at once saves its thread the wait for the next poll.
 _LOOKS_AFTER_A_DEATH_S = (0.02, 0.05, 0.1, 0.3, 0.6)
 
-_BATCH = 50
+# More than a worker can have stand-bys.
+_BATCH = 100
+
+# With the half second between them this is long enough for a database to restart.
+_MOST_FAILURES = 20
+
+_AWAY = {True: "here", False: "away"}
 
 # No thread id: tells a slot to end.
 _NO_MORE = ""
@@ -42,6 +48,9 @@ class Worker:
         self._stopping = False
         self._conn: Connection | None = None
         self._connected = False
+        # Zygotes that died in a row, and threads whose driver died while their lock may still be held.
+        self._failures = 0
+        self._orphans: set[str] = set()
         self.ready = 0
 
     @property
@@ -98,6 +107,7 @@ class Worker:
                 continue
             with contextlib.closing(standby):
                 self._works.set()
+                self._failures = 0
                 self.ready += 1
                 self._look.set()
                 try:
@@ -129,7 +139,9 @@ class Worker:
             return
         log.warning("no stand-by: %s", exc)
         if not self._zygote.alive:
-            if not self._works.is_set():
+            self._failures += 1
+            if self._failures > (_MOST_FAILURES if self._works.is_set() else 0):
+                # It must not go on saying that it is here.
                 raise DatabaseUnavailable("no process could be made that drives threads: see the lines above") from exc
             self._zygote.stop()
             self._zygote = Zygote.start(self._url)
@@ -140,6 +152,8 @@ class Worker:
         await self._works.wait()
         async with contextlib.aclosing(wakes(self._url, present_as=(Lock.WORKER,))) as waking:
             async for connected in waking:
+                if connected != self._connected:
+                    log.log(logging.INFO if connected else logging.WARNING, "the database is %s", _AWAY[connected])
                 self._connected = connected
                 if connected:
                     self._look.set()
@@ -164,7 +178,10 @@ class Worker:
             self._conn = await connect(self._url, "door")
         wanting = 0
         for due in await threads.due_threads(self._conn, drive_timeout_s=self._drive_timeout_s, limit=_BATCH):
-            if due.thread_id in self._in_flight or (due.held and not due.overdue):
+            if due.thread_id in self._in_flight:
+                continue
+            if due.held and not due.overdue:
+                wanting += due.thread_id in self._orphans
                 continue
             wanting += 1
             if self.ready <= self._jobs.qsize():
@@ -172,6 +189,7 @@ class Worker:
                 break
             if due.overdue:
                 await self._evict(self._conn, due.thread_id)
+            self._orphans.discard(due.thread_id)
             self._in_flight.add(due.thread_id)
             self._jobs.put_nowait(due.thread_id)
         await approvals.expire_overdue(self._conn)
@@ -184,6 +202,7 @@ class Worker:
     def _log(self, thread_id: str, report: Report) -> None:
         if report.lost is not None:
             log.warning("thread %s: %s; driving it again", thread_id, report.lost)
+            self._orphans.add(thread_id)
             loop = asyncio.get_running_loop()
             for wait_s in _LOOKS_AFTER_A_DEATH_S:
                 loop.call_later(wait_s, self._look.set)

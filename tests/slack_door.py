@@ -16,7 +16,7 @@ from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.deliver import CALL_TIMEOUT_S
 from bot.server import _pool
-from bot.slack import Background, build_bolt, slack_events
+from bot.slack import Background, OwnTeam, build_bolt, slack_events
 from bot.web import build_web
 from flow.database import Connection
 from tests.local_slack import BOT_TOKEN, CHANNEL, SIGNING_SECRET
@@ -119,7 +119,9 @@ async def bot_in_process(database_url: str, client: AsyncWebClient) -> AsyncIter
     """The URL of the web application as a service serves it. At the end, what requests left behind is finished."""
     background = Background()
     async with _pool(database_url) as pool:
-        app = build_web(slack=slack_events(build_bolt(client, pool, background), SIGNING_SECRET), checks={})
+        app = build_web(
+            slack=slack_events(build_bolt(client, pool, OwnTeam(client), background), SIGNING_SECRET), checks={}
+        )
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()

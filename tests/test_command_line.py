@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from datetime import datetime
@@ -22,7 +25,7 @@ from flow.approvals import decide
 from flow.database import Connection
 from flow.drive import Graph, drive
 from flow.embedded import stop_embedded
-from tests.command import Done, Running, Terminal, members_of, worker
+from tests.command import ROOT, Done, Running, Terminal, members_of, worker
 from tests.drives import everything, held_at_payment
 from tests.people import ANN, POLICY, YES, start_claim
 from tests.rows import all_rows, break_table, mend_table, one_row, until, value
@@ -468,6 +471,44 @@ async def test_a_step_that_fails_is_told_alike_with_and_without_a_worker(termina
     async with worker(terminal, conn):
         helped = await terminal.run_meanwhile("start", "--thread", "t1", "--amount", "20")
     assert without_details(helped).replace("t1", "t0") == without_details(alone)
+
+
+async def test_a_stuck_thread_says_so_on_its_card_and_is_paid_when_it_is_tried_again(
+    terminal: Terminal, conn: Connection, waiting: str
+) -> None:
+    await break_table(conn, "payments", "INSERT", BROKEN)
+    await decide(conn, waiting, ANN, YES)
+    await conn.execute("UPDATE threads SET attempts = 19")
+    assert terminal.run("work", "--once").code == 0
+    card = "SELECT kind, version FROM notices ORDER BY kind"
+    told = [(row["kind"], row["version"]) for row in await all_rows(conn, card)]
+    assert await statuses(conn) == {"t1": "stuck"}
+    assert [kind for kind, _ in told] == ["card", "reply"]
+    assert_refused(terminal.run("retry", "--thread", "nobody"), "no thread nobody")
+
+    await mend_table(conn)
+    done = terminal.run("retry", "--thread", "t1")
+    assert (done.code, done.out.startswith("t1: 250.00 USD is paid, reference L-t1")) == (0, True)
+    now = [(row["kind"], row["version"]) for row in await all_rows(conn, card)]
+    assert all(after > before for (_, before), (_, after) in zip(told, now, strict=True))
+    assert_refused(terminal.run("retry", "--thread", "t1"), "nothing to try again")
+
+
+async def test_a_start_that_nobody_drives_in_time_is_no_success(terminal: Terminal, conn: Connection) -> None:
+    terminal.environment["DRIVE_TIMEOUT"] = "1"
+    # A worker that says it is here, and does nothing.
+    await conn.execute("SELECT pg_advisory_lock_shared(%s, 2)", (0x636C666C,))
+    done = terminal.run("start", "--thread", "t1", "--amount", "20")
+    assert done.code == 1
+    assert "nobody has driven it in time" in done.err
+
+
+@pytest.mark.parametrize("name", ["LANGSMITH_TRACING", "LANGSMITH_TRACING_V2", "LANGCHAIN_TRACING_V2"])
+def test_a_run_is_never_sent_to_langsmith_by_accident(name: str) -> None:
+    program = "import flow.drive, langsmith.utils as u; print(u.tracing_is_enabled())"
+    environment = {**os.environ, name: "true", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 # Workers

@@ -286,6 +286,9 @@ async def test_locks_do_not_hold_through_a_transaction_pooler(database_url: str)
     async with TransactionPooler(database_url) as pooler:
         with pytest.raises(LocksUnusable, match=r"DATABASE_URL .* pooler"):
             await check_locks(pooler.url)
+        # The pooler's sessions live on, and must not keep what the test took.
+        async with asyncio.timeout(5):
+            await check_locks(database_url)
 
 
 async def test_locks_do_not_hold_through_a_pooler_that_loses_prepared_statements(database_url: str) -> None:

@@ -78,7 +78,7 @@ async def test_a_card_whose_posting_failed_is_in_the_channel_once(
     assert (row["status"], row["ambiguous"], row["due"]) == ("pending", True, False)
     assert row["error"]
 
-    await make_due(conn)
+    await make_due(conn, impatient)
     async with deliverer_at(proxy) as patient:
         assert await patient.sweep(conn) == (1, 0)
 
@@ -111,7 +111,7 @@ async def test_a_rate_limited_card_waits_as_long_as_slack_says(
     assert await deliverer.sweep(conn) == (0, 0)
     assert await slack.messages(CHANNEL) == []
 
-    await make_due(conn)
+    await make_due(conn, deliverer)
     assert await deliverer.sweep(conn) == (1, 0)
     assert len(await slack.messages(CHANNEL)) == 1
     # Slack said that it did nothing: there was nothing to search for.
@@ -134,7 +134,7 @@ async def test_a_card_whose_deliverer_lost_the_database_after_posting_it_is_foun
     assert await notices.messages_of(conn, interrupt_id) == []
     assert (await notice(conn))["status"] == "sending"
 
-    await make_due(conn)
+    await make_due(conn, deliverer)
     assert await deliverer.sweep(conn) == (1, 0)
     [message] = await slack.messages(CHANNEL)
     assert await notices.messages_of(conn, interrupt_id) == [(CHANNEL, message["ts"])]
@@ -163,7 +163,7 @@ async def test_a_card_is_found_again_below_hundreds_of_newer_messages(
         for _ in range(201):
             await somebody.chat_postMessage(channel=CHANNEL, text="something else")
 
-    await make_due(conn)
+    await make_due(conn, deliverer)
     assert await deliverer.sweep(conn) == (1, 0)
     assert await notices.messages_of(conn, interrupt_id) == [(CHANNEL, card["ts"])]
     assert len(await slack.messages(CHANNEL)) == 202
@@ -232,7 +232,6 @@ async def test_a_card_that_slack_refuses_fails_with_the_fix_and_its_request_stay
 @pytest.mark.parametrize(
     ("error", "fix"),
     [
-        ("message_not_found", "claim_flow.py resume"),
         ("is_inactive", "claim_flow.py resume"),
         ("cant_update_message", "set SLACK_BOT_TOKEN"),
     ],
@@ -294,10 +293,32 @@ async def test_a_copy_that_was_deleted_does_not_keep_the_others_from_the_truth(
     proxy.fail("chat.update", "error", error="message_not_found")
 
     await decide(conn, interrupt_id, ALICE, YES)
-    assert await deliverer.sweep(conn) == (0, 1)
+    assert await deliverer.sweep(conn) == (1, 0)
     deleted, kept = await slack.messages(CHANNEL)
     assert (buttons_of(deleted), buttons_of(kept)) == (["approve", "reject"], [])
-    assert (await notice(conn))["error"].startswith("message_not_found: ")
+    assert await notices.messages_of(conn, interrupt_id) == [(CHANNEL, copy["ts"])]
+
+
+async def test_a_card_that_was_deleted_while_its_request_waits_is_posted_anew(
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection
+) -> None:
+    interrupt_id = await ask(conn)
+    await deliverer.sweep(conn)
+    proxy.fail("chat.update", "error", error="message_not_found")
+    await notices.change_card(conn, interrupt_id)
+    assert await deliverer.sweep(conn) == (1, 0)
+    _, anew = await slack.messages(CHANNEL)
+    assert await notices.messages_of(conn, interrupt_id) == [(CHANNEL, anew["ts"])]
+
+
+async def test_told_to_wait_the_deliverer_waits_with_everything(
+    proxy: FaultProxy, deliverer: Deliverer, conn: Connection
+) -> None:
+    await ask(conn)
+    await ask(conn, "t2")
+    proxy.fail("chat.postMessage", "429", retry_after_s=47)
+    assert await deliverer.sweep(conn) == (0, 1)
+    assert len(proxy.calls_of("chat.postMessage")) == 1
 
 
 # Staying true
@@ -389,7 +410,7 @@ async def test_the_outcome_is_said_below_the_card_once(
     await posted_and_paid(conn, graph, deliverer)
     proxy.fail("chat.postMessage", kind)
     assert await deliverer.sweep(conn) == (1, 1)
-    await make_due(conn)
+    await make_due(conn, deliverer)
     assert await deliverer.sweep(conn) == (1, 0)
     card, below = await slack.messages(CHANNEL)
     assert (below["thread_ts"], below["text"]) == (card["ts"], "💸 *250.00 USD paid*, reference L-t1")
@@ -411,7 +432,7 @@ async def test_the_outcome_is_said_once_below_each_copy_although_the_second_was_
     assert await deliverer.sweep(conn) == (1, 1)
     assert len(await slack.messages(CHANNEL)) == before + 1
 
-    await make_due(conn)
+    await make_due(conn, deliverer)
     assert await deliverer.sweep(conn) == (1, 0)
     replies = [message["thread_ts"] for message in await slack.messages(CHANNEL) if "thread_ts" in message]
     assert sorted(replies) == sorted([first["ts"], copy["ts"]])
@@ -431,9 +452,9 @@ async def test_a_reply_waits_until_its_card_is_posted(
     await deliverer.sweep(conn)
     assert len(await slack.messages(CHANNEL)) == 1
 
-    await make_due(conn)
+    await make_due(conn, deliverer)
     await deliverer.sweep(conn)
-    await make_due(conn)
+    await make_due(conn, deliverer)
     await deliverer.sweep(conn)
     card, below = await slack.messages(CHANNEL)
     assert "Rejected by Alice" in card["text"]
@@ -449,8 +470,9 @@ async def notice(conn: Connection, kind: str = "card") -> dict[str, Any]:
     )
 
 
-async def make_due(conn: Connection) -> None:
-    """Time has passed: what was put off is due, and leases have run out."""
+async def make_due(conn: Connection, deliverer: Deliverer) -> None:
+    """Time has passed: what was put off is due, leases have run out, and Slack's own wait is over."""
+    deliverer._not_before = 0.0
     await conn.execute("UPDATE notices SET due_at = clock_timestamp() WHERE due_at IS NOT NULL")
 
 

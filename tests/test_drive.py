@@ -18,7 +18,7 @@ from flow.model import Claim, request_hash
 from flow.policy import Policy, Tier
 from tests.driving import everything, graph_of, money, run, thread_row, waiting_claim
 from tests.people import ALICE, ANN, BOB, NO, POLICY, YES, start_claim
-from tests.rows import all_rows, one_row, until_blocked, value
+from tests.rows import all_rows, one_row, until, until_blocked, value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,3 +351,23 @@ async def test_whoever_holds_the_lock_without_having_taken_the_thread_is_not_evi
     assert await threads.try_lock(holder, "t1")
     assert not await threads.evict_driver(worker, "t1", drive_timeout_s=60)
     assert await value(holder, "SELECT 1 AS alive") == 1
+
+
+async def test_a_driver_that_stands_still_before_it_takes_the_thread_is_evicted_too(
+    conn: Connection, crowd: list[Connection]
+) -> None:
+    holder, worker, *_ = crowd
+    await start_claim(conn)
+    assert await threads.try_lock(holder, "t1")
+    (due,) = await threads.due_threads(worker, drive_timeout_s=60, limit=10)
+    assert (due.held, due.overdue) == (True, False)
+    # It has asked nothing since.
+    await until(lambda: is_overdue(worker))
+    assert await threads.evict_driver(worker, "t1", drive_timeout_s=0.05)
+    with pytest.raises(Exception, match=r"terminat|clos"):
+        await holder.execute("SELECT 1")
+
+
+async def is_overdue(worker: Connection) -> bool:
+    (due,) = await threads.due_threads(worker, drive_timeout_s=0.05, limit=10)
+    return due.overdue

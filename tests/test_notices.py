@@ -243,19 +243,20 @@ async def test_a_refused_card_is_tried_again_when_it_changes(conn: Connection) -
     assert (await leased(conn)).version == 2
 
 
-async def test_the_outcome_is_said_once(conn: Connection) -> None:
+async def test_an_outcome_is_said_once_and_a_later_one_once_more(conn: Connection) -> None:
     interrupt_id = await ask(conn)
-    for _ in range(2):
-        await notices.post_reply(conn, interrupt_id, "t1")
     await notices.mark_sent(conn, await leased(conn))
-    reply = await leased(conn)
-    assert reply.kind == "reply"
-    await notices.mark_sent(conn, reply)
-    # A change of the card does not say it again.
-    await notices.change_card(conn, interrupt_id)
-    await notices.post_reply(conn, interrupt_id, "t1")
-    assert (await leased(conn)).kind == "card"
-    assert await lease(conn) is None
+    for version in (1, 2):
+        await notices.post_reply(conn, interrupt_id, "t1")
+        reply = await leased(conn)
+        assert (reply.kind, reply.version) == ("reply", version)
+        await notices.mark_sent(conn, reply)
+        # A change of the card does not say it again.
+        await notices.change_card(conn, interrupt_id)
+        card = await leased(conn)
+        assert card.kind == "card"
+        await notices.mark_sent(conn, card)
+        assert await lease(conn) is None
 
 
 async def test_a_late_deliverer_of_a_reply_leaves_the_card_alone(conn: Connection) -> None:
