@@ -101,7 +101,7 @@ def running_local_slack(*, request_url: str | None = None) -> Iterator[tuple[str
         try:
             yield f"http://127.0.0.1:{_wait_for_port(process, folder / 'output.txt')}", process.pid
         finally:
-            _end(process)
+            end(process)
 
 
 def settings_for(url: str, *, socket_mode: bool = False) -> dict[str, str]:
@@ -183,7 +183,8 @@ def _start(program: Path, folder: Path, workspace: dict[str, Any]) -> subprocess
         )
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a server that listens to its stdin for our own end, and may wait for connections that a client keeps open."""
     process.terminate()
     try:
         process.wait(_END_TIMEOUT_S)

@@ -10,6 +10,8 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,9 +29,10 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
     from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
-    from flow.pen import Pen
-
 log = logging.getLogger(__name__)
+
+# Opens one transaction of the drive's (`Pen.tx`).
+Transactions = Callable[[], AbstractAsyncContextManager[Connection]]
 
 # For everything, the repair included: a person is waiting behind it.
 TIMEOUT_S = 10.0
@@ -151,15 +154,14 @@ def adviser_of(settings: Settings) -> Adviser | None:
     )
 
 
-async def assess(pen: Pen, thread_id: str) -> Advice | None:
+async def assess(adviser: Adviser | None, tx: Transactions, thread_id: str) -> Advice | None:
     """The advice on this thread's claim: asked for now, or what was said before. None without a model or a note.
 
     No transaction is open while the model thinks.
     """
-    adviser = pen.adviser
     if adviser is None:
         return None
-    async with pen.tx() as conn:
+    async with tx() as conn:
         claim = Claim.of_input((await thread_of(conn, thread_id)).input)
         if not claim.note:
             return None
@@ -177,10 +179,10 @@ async def assess(pen: Pen, thread_id: str) -> Advice | None:
     except Unanswered as exc:
         reason = storable(str(exc))[:500]
         log.warning("thread %s: no advice: %s", thread_id, reason)
-        async with pen.tx() as conn:
+        async with tx() as conn:
             await _note(conn, thread_id, reason=reason, latency_ms=_ms_since(begun))
             return (await advice_of(conn, [thread_id]))[thread_id]
-    async with pen.tx() as conn:
+    async with tx() as conn:
         await conn.execute(
             "UPDATE advice SET status = 'given', summary = %s, risks = %s, needs_review = %s, prompt_tokens = %s,"
             " completion_tokens = %s, latency_ms = %s WHERE thread_id = %s",

@@ -53,7 +53,8 @@ def initial_state(thread_id: str, claim: Claim) -> State:
 
 
 async def intake(state: State, runtime: Runtime[Pen]) -> State:
-    advice = await assess(runtime.context, state["thread_id"])
+    pen = runtime.context
+    advice = await assess(pen.adviser, pen.tx, state["thread_id"])
     return {"tier": 0, "needs_review": advice is not None and advice.needs_review}
 
 

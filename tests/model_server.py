@@ -23,6 +23,8 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from bot.local_slack import end
+
 KEY = "sk-test-3b0e6c1f"
 
 # The server of npm's that stands for a good model
@@ -33,7 +35,6 @@ _PROGRAM = _PACKAGES / "node_modules" / "@copilotkit" / "aimock" / "dist" / "cli
 _OLDEST_NODE = (20, 15)
 # It listens after half a second; the rest is for a machine that does many things at once.
 _START_TIMEOUT_S = 20.0
-_END_TIMEOUT_S = 5.0
 # It would outlive a test run that was killed: the pipe on its stdin ends with us.
 _LEASH = 'process.stdin.on("end", () => process.exit(0)).resume();\n'
 
@@ -94,7 +95,7 @@ def running_aimock(*conversations: tuple[str, dict[str, Any]]) -> Iterator[Aimoc
         try:
             yield Aimock(_wait_for_url(process, folder / "output.txt"))
         finally:
-            _end(process)
+            end(process)
 
 
 def advice(
@@ -145,18 +146,6 @@ def _wait_for_url(process: subprocess.Popen[bytes], output: Path) -> str:
             return said[1]
         time.sleep(0.01)
     raise AssertionError(f"aimock did not start (exit code {process.poll()}): {output.read_text()}")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(_END_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        # It waits for connections that a client keeps open.
-        process.kill()
-        process.wait()
-    assert process.stdin is not None
-    process.stdin.close()
 
 
 # The one of ours that fails
