@@ -245,6 +245,61 @@ def setup() -> None:
 
 
 @cli.group()
+def payments() -> None:
+    """Payments that a provider outside makes."""
+
+
+@payments.command("list")
+@click.option("--unknown", is_flag=True, required=True, help="Only those that somebody must look at.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most this many.")
+@_json
+def payments_list(unknown: bool, limit: int, as_json: bool) -> None:
+    """Payments of which nobody knows whether they were made, oldest first."""
+    assert unknown
+
+    async def run(settings: Settings) -> None:
+        from flow.payments import unknown_payments
+        from flow.show import payment_as_json, payment_in_words
+
+        async with _database(settings) as (_url, conn):
+            found = await unknown_payments(conn, limit=limit)
+        if as_json:
+            _print_json([{"thread": each.thread_id} | payment_as_json(each) for each in found])
+        for each in () if as_json else found:
+            click.echo(f"{each.thread_id}: {each.amount} {each.currency} is {payment_in_words(each)}")
+
+    _run(run)
+
+
+@payments.command("resolve")
+@click.argument("thread_id", metavar="THREAD")
+@click.option("--paid", "reference", metavar="REF", help="It was paid, under the provider's reference REF.")
+@click.option("--not-paid", is_flag=True, help="It was not paid; the thread ends unpaid.")
+@_json
+def payments_resolve(thread_id: str, reference: str | None, not_paid: bool, as_json: bool) -> None:
+    """Say what became of a payment that is unknown: after looking at the provider."""
+    from flow import inputs
+
+    if (reference is None) != not_paid:
+        raise click.UsageError("say --paid REF or --not-paid")
+    inputs.parse_thread_id(thread_id)
+    if reference is not None:
+        reference = inputs.parse_text("--paid", reference, inputs.MAX_NAME, lines=False).strip()
+        if not reference:
+            raise click.UsageError("--paid wants the provider's reference")
+    user = _user()
+
+    async def run(settings: Settings) -> None:
+        from flow.payments import resolve
+
+        async with _database(settings) as (url, conn):
+            await resolve(conn, thread_id, reference=reference, by=user)
+            await _advance_and_report(settings, url, conn, thread_id, as_json=as_json)
+
+    _run(run)
+
+
+@cli.group()
 def db() -> None:
     """The embedded Postgres."""
 
@@ -354,7 +409,7 @@ async def _advance_and_report(settings: Settings, url: str, conn: Connection, th
     sys.stdout.flush()
     if settings.slack_is_on and story.approvals and not await is_present(conn, Lock.DELIVERER):
         await _deliver(settings, conn)
-    if thread.status in ("stuck", "failed") or thread.put_off:
+    if thread.status in ("stuck", "failed", "unknown") or thread.put_off:
         raise FlowError(f"thread {thread_id} did not get through: {thread.reason}")
     if thread.due_at is not None:
         raise FlowError(f"thread {thread_id} is recorded, but nobody has driven it in time: look at the workers")

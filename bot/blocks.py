@@ -179,8 +179,13 @@ def _decision_line(decision: Decision) -> str:
 
 
 def _outcome_lines(approval: Approval, thread: Thread, payment: Payment | None) -> list[str]:
-    if payment is not None:
+    if payment is not None and payment.reference is not None:
         return [f"💸 *{_amount(approval)} paid*, reference {_safe(payment.reference, _REFERENCE)}"]
+    if thread.status == "unknown":
+        return ["⚠️ It is not known whether this was paid: the payment service did not answer, and somebody must look."]
+    if thread.status == "failed":
+        why = f": {_safe(payment.reason, _REASON)}" if payment and payment.reason else ""
+        return [f"⚠️ Not paid{why}"]
     if thread.status == "stuck":
         return ["⚠️ Not paid: the thread is stuck, and somebody must look at it."]
     if approval.status in ("rejected", "expired", "withdrawn", "superseded"):

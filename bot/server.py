@@ -20,6 +20,7 @@ from bot.web import Check, build_web
 from flow.assess import adviser_of
 from flow.database import check_locks, session_conninfo
 from flow.errors import SettingError
+from flow.providers import provider_of
 from flow.settings import Settings
 from flow.worker import Worker
 
@@ -42,6 +43,7 @@ def stop_on_signals() -> asyncio.Event:
 
 async def run_services(settings: Settings, url: str, stop: asyncio.Event, *, web: bool, worker: bool) -> None:
     """Run until `stop` is set. A service that fails ends them all, and its error rises in an ExceptionGroup."""
+    provider_of(settings)
     await check_locks(url)
     _say_what_is_off(settings)
     async with contextlib.AsyncExitStack() as stack:

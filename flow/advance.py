@@ -41,13 +41,19 @@ async def _drive_here(url: str, thread_id: str, settings: Settings) -> bool:
     from flow.assess import adviser_of
     from flow.drive import compile_graph, drive, ensure_checkpoint_tables
     from flow.policy import policy_of
+    from flow.providers import provider_of
 
     await check_locks(url)
     async with await connect(url, "drive") as own:
         await ensure_checkpoint_tables(url, own)
         try:
             outcome = await drive(
-                own, thread_id, graph=compile_graph(), policy=policy_of(settings), adviser=adviser_of(settings)
+                own,
+                thread_id,
+                graph=compile_graph(),
+                policy=policy_of(settings),
+                adviser=adviser_of(settings),
+                provider=provider_of(settings),
             )
         except DriveFailed:
             return True

@@ -76,11 +76,16 @@ async def approve(state: State) -> State:
 
 
 async def pay(state: State, runtime: Runtime[Pen]) -> State:
-    claim, thread_id = _claim_of(state), state["thread_id"]
-    async with runtime.context.tx() as conn:
+    pen, claim, thread_id = runtime.context, _claim_of(state), state["thread_id"]
+    async with pen.tx() as conn:
         await _check_approved(conn, state, claim)
-        payment = await payments.pay(conn, thread_id, claim)
-    return {"reference": payment.reference}
+        if pen.provider is None:
+            payment = await payments.pay_from_ledger(conn, thread_id, claim)
+        else:
+            payment = await payments.intend(conn, thread_id, claim, pen.provider)
+    if payment.status == "intended" and pen.provider is not None:
+        payment = await payments.pay_outside(pen, payment, pen.provider)
+    return {"reference": payment.reference or ""}
 
 
 async def _check_approved(conn: Connection, state: State, claim: Claim) -> None:

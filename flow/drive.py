@@ -23,16 +23,16 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command, Interrupt, StateSnapshot
 from psycopg import errors
 
-from flow import claims, notices, threads
+from flow import claims, notices, payments, threads
 from flow.approvals import approval_of, approvals_of, request_approval, supersede
 from flow.assess import Adviser
 from flow.database import Connection, Lock, connect, exclusively
-from flow.errors import DriveFailed, NotApproved, UnknownApproval
+from flow.errors import DriveFailed, KeyReused, NotApproved, UnknownApproval
 from flow.inputs import storable
 from flow.model import Approval, Claim, Thread
-from flow.payments import payments_of
 from flow.pen import Pen
 from flow.policy import Policy
+from flow.providers import PaymentUnanswered, Provider
 
 # How a drive ends when no step failed.
 Outcome = Literal["locked", "waiting", "over", "stuck"]
@@ -46,7 +46,13 @@ def compile_graph() -> Graph:
 
 
 async def drive(
-    conn: Connection, thread_id: str, *, graph: Graph, policy: Policy, adviser: Adviser | None = None
+    conn: Connection,
+    thread_id: str,
+    *,
+    graph: Graph,
+    policy: Policy,
+    adviser: Adviser | None = None,
+    provider: Provider | None = None,
 ) -> Outcome:
     """Drive the thread on this connection until it waits for a person or is over.
 
@@ -56,7 +62,7 @@ async def drive(
     if not await threads.try_lock(conn, thread_id):
         return "locked"
     try:
-        return await _drive_locked(Pen(conn=conn, policy=policy, adviser=adviser), thread_id, graph)
+        return await _drive_locked(Pen(conn=conn, policy=policy, adviser=adviser, provider=provider), thread_id, graph)
     except Exception as exc:
         if conn.closed:
             raise
@@ -64,6 +70,8 @@ async def drive(
         async with conn.transaction():
             thread = await threads.put_off(conn, thread_id, reason)
             if thread.status == "stuck":
+                if isinstance(exc, PaymentUnanswered):
+                    await payments.give_up(conn, thread_id, reason)
                 await _tell_the_end(conn, thread_id)
         raise DriveFailed(thread_id, reason) from exc
     finally:
@@ -101,7 +109,7 @@ async def _drive_locked(pen: Pen, thread_id: str, graph: Graph) -> Outcome:
     while not isinstance(place, str):
         try:
             place = await _step(run, pen, thread, place)
-        except NotApproved as exc:
+        except (NotApproved, KeyReused) as exc:
             # Trying again would not make it approved.
             if not await _give_up(pen, thread, str(exc)):
                 raise
@@ -195,15 +203,21 @@ async def _close(pen: Pen, thread: Thread) -> Outcome | None:
     """
     async with pen.tx() as conn:
         approvals = (await approvals_of(conn, [thread.thread_id]))[thread.thread_id]
-        payment = (await payments_of(conn, [thread.thread_id])).get(thread.thread_id)
+        payment = (await payments.payments_of(conn, [thread.thread_id])).get(thread.thread_id)
         settled = [a.status for a in approvals if a.status in ("rejected", "expired", "withdrawn")]
-        status = payment.status if payment else settled[-1] if settled else "stuck"
-        reason = "the flow ended without a payment or a refusal" if status == "stuck" else None
+        status = _PAID[payment.status] if payment else settled[-1] if settled else "stuck"
+        reason = payment.reason if payment else None
+        if status == "stuck":
+            reason = "the flow ended without a payment or a refusal"
         await _tell_the_end(conn, thread.thread_id)
         if not await threads.leave(conn, thread, status=status, reason=reason):
             raise psycopg.Rollback
-        return "stuck" if status == "stuck" else "over"
+        return "stuck" if status in ("stuck", "unknown") else "over"
     return None
+
+
+# The thread's status by its payment's. A thread cannot end while its payment is only intended.
+_PAID = {"paid": "paid", "refused": "failed", "unknown": "unknown", "intended": "stuck"}
 
 
 async def _untaken(pen: Pen, thread_id: str) -> Outcome | None:

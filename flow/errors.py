@@ -111,6 +111,22 @@ class DriveFailed(FlowError):
         super().__init__(f"thread {thread_id} stopped at a failed step: {reason}")
 
 
+class KeyReused(FlowError):
+    """The same key was used before for something else; nobody outside was asked."""
+
+    def __init__(self, key: str, was: str, now: str) -> None:
+        self.key, self.was, self.now = key, was, now
+        super().__init__(f"{key} stands for {was} already, not for {now}: nothing was done")
+
+
+class NothingToResolve(FlowError):
+    """The thread's payment is not in doubt."""
+
+    def __init__(self, thread_id: str, why: str) -> None:
+        self.thread_id = thread_id
+        super().__init__(f"nothing to resolve in thread {thread_id}: {why}")
+
+
 class NotApproved(FlowError):
     """A payment was about to be made that nobody approved in this form."""
 

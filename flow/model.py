@@ -144,7 +144,10 @@ class Person:
 
 @dataclass(frozen=True, kw_only=True)
 class Payment:
-    """Our row of a payment; `reference` is the provider's id."""
+    """Our row of a payment; `reference` is the provider's id.
+
+    `status` is `intended`, `paid`, `refused` or `unknown`; `attempts` counts how often a provider outside was asked.
+    """
 
     id: int
     thread_id: str
@@ -152,9 +155,13 @@ class Payment:
     currency: str
     payee: str
     provider: str
-    reference: str
+    idempotency_key: str | None
+    reference: str | None
     status: str
-    paid_at: datetime
+    reason: str | None
+    attempts: int
+    intended_at: datetime
+    paid_at: datetime | None
 
 
 @dataclass(frozen=True, kw_only=True)

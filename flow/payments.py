@@ -1,31 +1,181 @@
-"""Pay once. The payment of a thread is one row with a unique key; the `ledger` provider is that row itself."""
+"""Pay once per thread.
+
+The `ledger`, the default, is our own row: one INSERT with a unique key. A provider outside is asked between two
+commits:
+
+    intended   committed, with the key that every attempt will use
+               the call, with no transaction open
+    paid       with the provider's reference
+    refused    the provider said no, for good
+    unknown    no answer came, and asking again is no longer safe: a person must look, and `resolve`
+
+After a crash or a lost answer the row is still `intended`: the same key is used again for as long as the provider
+remembers it, else the provider is asked what became of it. Nothing is ever paid on a guess.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from flow import threads
 from flow.database import Connection
+from flow.errors import KeyReused, NothingToResolve
 from flow.model import Claim, Payment
+from flow.pen import Pen
+from flow.providers import CannotLookUp, Order, PaymentRefused, PaymentUnsent, Provider
 
-_COLUMNS = "id, thread_id, amount, currency, payee, provider, reference, status, paid_at"
+# A key that the provider may forget while we ask is no protection.
+_KEY_MARGIN_S = 3600.0
+
+_COLUMNS = (
+    "id, thread_id, amount, currency, payee, provider, idempotency_key, reference, status, reason, attempts,"
+    " intended_at, paid_at"
+)
 
 
-async def pay(conn: Connection, thread_id: str, claim: Claim) -> Payment:
-    """Pay the claim, once: a thread that was paid before gets its first payment back, unchanged.
+async def pay_from_ledger(conn: Connection, thread_id: str, claim: Claim) -> Payment:
+    """Pay the claim by a row, once: a thread that was paid before gets its first payment back, unchanged.
 
     The reference is made from the thread id, so it is the same whoever pays and however often.
     """
     await conn.execute(
-        "INSERT INTO payments (thread_id, amount, currency, payee, provider, reference, status)"
-        " VALUES (%s, %s, %s, %s, 'ledger', %s, 'paid') ON CONFLICT (thread_id) DO NOTHING",
+        "INSERT INTO payments (thread_id, amount, currency, payee, provider, reference, status, paid_at)"
+        " VALUES (%s, %s, %s, %s, 'ledger', %s, 'paid', clock_timestamp()) ON CONFLICT (thread_id) DO NOTHING",
         (thread_id, claim.amount, claim.currency, claim.payee, f"L-{thread_id}"),
     )
-    payment = (await payments_of(conn, [thread_id])).get(thread_id)
-    assert payment is not None
-    return payment
+    return _checked(await _payment(conn, thread_id), claim)
+
+
+async def intend(conn: Connection, thread_id: str, claim: Claim, provider: Provider) -> Payment:
+    """The payment that is to be made, committed before anybody is asked; `attempts` counts this one.
+
+    Whatever was settled before comes back as it is. Raises KeyReused if the thread's payment is of another claim: the
+    provider never sees one key with two amounts.
+    """
+    await conn.execute(
+        "INSERT INTO payments (thread_id, amount, currency, payee, provider, idempotency_key, status)"
+        " SELECT %s, %s, %s, %s, %s, id || ':' || %s, 'intended' FROM installation ON CONFLICT (thread_id) DO NOTHING",
+        (thread_id, claim.amount, claim.currency, claim.payee, provider.name, thread_id),
+    )
+    await conn.execute(
+        "UPDATE payments SET attempts = attempts + 1 WHERE thread_id = %s AND status = 'intended'", (thread_id,)
+    )
+    return _checked(await _payment(conn, thread_id), claim)
+
+
+async def pay_outside(pen: Pen, payment: Payment, provider: Provider) -> Payment:
+    """Have the provider make an intended payment, or find out what became of it; the row as it is then.
+
+    Raises PaymentUnsent and PaymentUnanswered: the drive is put off, and the next one asks again.
+    """
+    assert payment.idempotency_key is not None
+    order = Order(
+        key=payment.idempotency_key,
+        thread_id=payment.thread_id,
+        amount=payment.amount,
+        currency=payment.currency,
+        payee=payment.payee,
+    )
+    try:
+        reference = await _ask(pen, payment, order, provider)
+    except PaymentUnsent:
+        # Nobody was asked, so the next attempt is as good as the first.
+        await _update(pen, payment, "attempts = attempts - 1")
+        raise
+    except PaymentRefused as exc:
+        return await _update(pen, payment, "status = 'refused', reason = %s", str(exc))
+    except CannotLookUp as exc:
+        why = f"the provider did not answer in time, and cannot be asked again: {exc}"
+        return await _update(pen, payment, "status = 'unknown', reason = %s", why)
+    return await _update(
+        pen, payment, "status = 'paid', reference = %s, paid_at = clock_timestamp(), reason = NULL", reference
+    )
 
 
 async def payments_of(conn: Connection, thread_ids: Sequence[str]) -> dict[str, Payment]:
     """The payments of those of these threads that have one, by thread id."""
     rows = await conn.execute(f"SELECT {_COLUMNS} FROM payments WHERE thread_id = ANY(%s)", (list(thread_ids),))
     return {row["thread_id"]: Payment(**row) for row in await rows.fetchall()}
+
+
+async def unknown_payments(conn: Connection, *, limit: int) -> list[Payment]:
+    """Payments that somebody must look at, oldest first."""
+    rows = await conn.execute(
+        f"SELECT {_COLUMNS} FROM payments WHERE status = 'unknown' ORDER BY intended_at LIMIT %s", (limit,)
+    )
+    return [Payment(**row) for row in await rows.fetchall()]
+
+
+async def resolve(conn: Connection, thread_id: str, *, reference: str | None, by: str) -> Payment:
+    """A person has looked: it was paid under this reference, or, if that is None, it was not.
+
+    Wakes the thread, which ends accordingly. The same word again changes nothing. Raises NothingToResolve.
+    """
+    async with conn.transaction():
+        rows = await conn.execute(f"SELECT {_COLUMNS} FROM payments WHERE thread_id = %s FOR UPDATE", (thread_id,))
+        row = await rows.fetchone()
+        if row is None:
+            raise NothingToResolve(thread_id, "it has no payment")
+        payment = Payment(**row)
+        # `intended` too, if no drive will ask again by itself.
+        given_up = (await threads.thread_of(conn, thread_id)).status in ("stuck", "unknown")
+        if given_up and payment.status in ("unknown", "intended"):
+            await conn.execute(
+                "UPDATE payments SET status = %s, reference = %s, reason = %s,"
+                " paid_at = CASE WHEN %s::text IS NULL THEN NULL ELSE clock_timestamp() END WHERE thread_id = %s",
+                ("paid" if reference else "refused", reference, f"resolved by {by}", reference, thread_id),
+            )
+            await threads.wake(conn, thread_id)
+        elif (payment.reference, payment.status) != (reference, "paid" if reference else "refused"):
+            raise NothingToResolve(thread_id, f"its payment is {payment.status}")
+        return await _payment(conn, thread_id)
+
+
+async def give_up(conn: Connection, thread_id: str, reason: str) -> None:
+    """The last attempt got no answer either: a person must look."""
+    await conn.execute(
+        "UPDATE payments SET status = 'unknown', reason = %s WHERE thread_id = %s AND status = 'intended'",
+        (reason, thread_id),
+    )
+    await conn.execute("UPDATE threads SET status = 'unknown' WHERE thread_id = %s", (thread_id,))
+
+
+async def _ask(pen: Pen, payment: Payment, order: Order, provider: Provider) -> str:
+    if payment.attempts > 1 and await _age_s(pen, payment) > provider.key_lifetime_s - _KEY_MARGIN_S:
+        # The key may be forgotten: only the provider's word that nothing was paid makes asking again safe.
+        reference = await provider.look_up(order)
+        if reference is not None:
+            return reference
+    return await provider.pay(order)
+
+
+async def _age_s(pen: Pen, payment: Payment) -> float:
+    async with pen.tx() as conn:
+        row = await (
+            await conn.execute(
+                "SELECT extract(epoch FROM clock_timestamp() - %s)::float8 AS age", (payment.intended_at,)
+            )
+        ).fetchone()
+    assert row is not None
+    return float(row["age"])
+
+
+async def _update(pen: Pen, payment: Payment, change: str, *values: Any) -> Payment:
+    async with pen.tx() as conn:
+        await conn.execute(
+            f"UPDATE payments SET {change} WHERE thread_id = %s AND status = 'intended'", (*values, payment.thread_id)
+        )
+        return await _payment(conn, payment.thread_id)
+
+
+async def _payment(conn: Connection, thread_id: str) -> Payment:
+    payment = (await payments_of(conn, [thread_id])).get(thread_id)
+    assert payment is not None
+    return payment
+
+
+def _checked(payment: Payment, claim: Claim) -> Payment:
+    if (payment.amount, payment.currency, payment.payee) != (claim.amount, claim.currency, claim.payee):
+        raise KeyReused(payment.thread_id, f"{payment.amount} {payment.currency}", f"{claim.amount} {claim.currency}")
+    return payment

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from flow.assess import Adviser
 from flow.database import Connection
 from flow.policy import Policy
+from flow.providers import Provider
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,7 @@ class Pen:
     conn: Connection
     policy: Policy
     adviser: Adviser | None = None
+    provider: Provider | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @contextlib.asynccontextmanager

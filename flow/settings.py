@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -39,6 +39,15 @@ class Settings(BaseSettings):
     openai_api_key: SecretStr | None = None
     openai_base_url: str | None = None
     model: str | None = None
+
+    # Who moves the money; `ledger` is a row in our own database.
+    payment_provider: Literal["ledger", "http"] = "ledger"
+    payment_url: str | None = None
+    payment_token: SecretStr | None = None
+    payment_lookup_url: str | None = None
+    payment_timeout: float = Field(default=20.0, gt=0, allow_inf_nan=False)
+    # How long the payment service remembers an Idempotency-Key, in seconds; 0 if it does not.
+    payment_key_lifetime: float = Field(default=86_400.0, ge=0, allow_inf_nan=False)
 
     host: str = "127.0.0.1"
     port: int = Field(default=4000, ge=0, le=65535)

@@ -51,13 +51,7 @@ class Story:
             "reason": thread.reason,
             "advice": self.advice and _advice_as_json(self.advice),
             "approval": approval and _approval_as_json(approval),
-            "payment": payment
-            and {
-                "id": payment.id,
-                "reference": payment.reference,
-                "status": payment.status,
-                "paid_at": payment.paid_at.isoformat(),
-            },
+            "payment": payment and payment_as_json(payment),
         }
 
     @property
@@ -124,7 +118,7 @@ def print_list(stories: Sequence[Story]) -> None:
             visible(str(thread.input.get("payee", ""))),
             visible(thread.requested_by),
             f"{thread.created_at.astimezone():%Y-%m-%d %H:%M}",
-            story.payment.reference if story.payment else "",
+            (story.payment.reference if story.payment else None) or "",
         )
         table.add_row(*map(Text, cells))
     _console().print(table if stories else Text("no threads: uv run claim_flow.py start --thread t1 --amount 250"))
@@ -161,7 +155,7 @@ def print_story(story: Story) -> None:
             who = f"{decision.person_name} ({decision.person}, {decision.door})"
             row(decision.verdict, f"by {who} at {_when(decision.decided_at)}{reason}")
     if story.payment is not None:
-        row("payment", f"{story.payment.status} at {_when(story.payment.paid_at)}, reference {story.payment.reference}")
+        row("payment", payment_in_words(story.payment))
     _console().print(table)
 
 
@@ -203,6 +197,25 @@ def _approval_as_json(approval: Approval) -> dict[str, Any]:
             for decision in approval.decisions
         ],
     }
+
+
+def payment_as_json(payment: Payment) -> dict[str, Any]:
+    """The object under `payment`."""
+    return {
+        "id": payment.id,
+        "reference": payment.reference,
+        "status": payment.status,
+        "reason": payment.reason,
+        "paid_at": payment.paid_at and payment.paid_at.isoformat(),
+    }
+
+
+def payment_in_words(payment: Payment) -> str:
+    """What became of it, in a line."""
+    if payment.status == "paid":
+        return f"paid at {_when(payment.paid_at)}, reference {payment.reference}"
+    why = f": {payment.reason}" if payment.reason else ""
+    return f"{payment.status}, asked {payment.attempts} times under the key {payment.idempotency_key}{why}"
 
 
 def _decided(approval: Approval | None) -> str:

@@ -140,6 +140,7 @@ def _run_zygote(ctl: socket.socket) -> NoReturn:
     from flow.database import database_url
     from flow.drive import compile_graph, drive
     from flow.policy import policy_of
+    from flow.providers import provider_of
     from flow.settings import read_settings
 
     settings = read_settings()
@@ -148,7 +149,7 @@ def _run_zygote(ctl: socket.socket) -> NoReturn:
     if adviser is not None:
         import openai  # noqa: F401 (a second that no child should spend)
     asyncio.run(_with_connection(url, lambda conn: rehearse(conn, graph)))
-    drive_one = partial(drive, graph=graph, policy=policy_of(settings), adviser=adviser)
+    drive_one = partial(drive, graph=graph, policy=policy_of(settings), adviser=adviser, provider=provider_of(settings))
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     # Whoever ends the whole group means the worker, which lets drives under way end.

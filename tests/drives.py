@@ -47,8 +47,8 @@ async def held_at_payment(
                 await start_claim(conn, thread_id, "20")
                 await conn.execute("UPDATE threads SET due_at = NULL WHERE thread_id = %s", (thread_id,))
             await holder.execute(
-                "INSERT INTO payments (thread_id, amount, currency, payee, provider, reference, status)"
-                " VALUES (%s, 20, 'USD', '', 'nobody', %s, 'paid')",
+                "INSERT INTO payments (thread_id, amount, currency, payee, provider, reference, status, paid_at)"
+                " VALUES (%s, 20, 'USD', '', 'ledger', %s, 'paid', clock_timestamp())",
                 (thread_id, thread_id),
             )
         async with conn.transaction():

@@ -59,8 +59,12 @@ PAYMENT = Payment(
     currency="USD",
     payee="ACME",
     provider="ledger",
+    idempotency_key=None,
     reference="L-t1",
     status="paid",
+    reason=None,
+    attempts=0,
+    intended_at=_AT,
     paid_at=_AT,
 )
 ADVICE = Advice(
@@ -121,7 +125,9 @@ def _situations(draw: st.DrawFn) -> tuple[Approval, Thread, Payment | None, Advi
         THREAD,
         thread_id=thread_id,
         input={**request, "note": draw(_TEXT)},
-        status=draw(st.sampled_from(["running", "waiting", "paid", "rejected", "expired", "stuck", "failed"])),
+        status=draw(
+            st.sampled_from(["running", "waiting", "paid", "rejected", "expired", "stuck", "failed", "unknown"])
+        ),
     )
     payment = replace(PAYMENT, reference=draw(_TEXT)) if thread.status == "paid" else None
     risks = tuple(draw(st.lists(_TEXT, max_size=4)))
@@ -348,3 +354,22 @@ def _words(blocks: list[dict[str, Any]]) -> list[str]:
 def _said(name: str) -> str:
     """How a card's sentences begin to say a name: its first characters, as they are shown."""
     return escaped(" ".join(visible(name).split())[:10])
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ("refused", "Not paid: the card &lt;expired&gt;"),
+        ("unknown", "It is not known whether this was paid"),
+        ("intended", ""),
+    ],
+)
+def test_only_a_payment_that_was_made_is_called_paid(status: str, said: str) -> None:
+    payment = replace(PAYMENT, reference=None, paid_at=None, status=status, reason="the card <expired>")
+    thread = replace(THREAD, status={"refused": "failed", "unknown": "unknown", "intended": "running"}[status])
+    approval = replace(APPROVAL, status="approved", settled_at=_AT, decisions=(YES,))
+    text, shown = card(approval, thread, payment)
+    assert said in json.dumps(shown, ensure_ascii=False)
+    assert " paid*" not in json.dumps(shown)
+    assert "Paid" not in text
+    assert "paid, reference" not in reply(approval, thread, payment)

@@ -1,0 +1,174 @@
+"""Who moves the money: payment providers outside, each behind the same three words.
+
+A provider is asked with a key that it should remember, so that asking again is safe for as long as it does; or it can
+be asked what became of a key; or neither, and then nobody asks twice. They know neither Postgres nor LangGraph.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Protocol
+
+from flow.errors import FlowError, SettingError
+from flow.inputs import MAX_NAME, storable
+from flow.settings import Settings
+
+
+class PaymentRefused(FlowError):
+    """The provider said no, for good; no money has moved."""
+
+
+class PaymentUnsent(FlowError):
+    """The provider was not reached; no money has moved."""
+
+
+class PaymentUnanswered(FlowError):
+    """No usable answer came; the money may have moved. Asking again later may tell."""
+
+
+class CannotLookUp(FlowError):
+    """This provider cannot be asked what became of a key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What a provider is asked to pay, under a key that stays the same however often it is asked."""
+
+    key: str
+    thread_id: str
+    amount: Decimal
+    currency: str
+    payee: str
+
+
+class Provider(Protocol):
+    """A payment provider outside. `key_lifetime_s`: how long it remembers a key, in seconds; 0 if it does not."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def key_lifetime_s(self) -> float: ...
+
+    async def pay(self, order: Order) -> str:
+        """Pay, and return the provider's reference.
+
+        Safe to repeat within `key_lifetime_s`: a known key gets the first reference again. Raises PaymentRefused,
+        PaymentUnsent or PaymentUnanswered.
+        """
+
+    async def look_up(self, order: Order) -> str | None:
+        """The reference of the payment made under this key; None if nothing was paid under it.
+
+        Raises CannotLookUp, or PaymentUnanswered if no usable answer came this time.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpProvider:
+    """A POST with an `Idempotency-Key` header, as many payment services take it.
+
+    Body: `{"amount": "250.00", "currency": "USD", "payee": "…", "thread": "t1"}`. A 2xx answer is a JSON object with
+    the reference under `reference` or `id`. 4xx is a refusal, but for 408, 409, 425 and 429, which like 5xx and silence
+    leave it open. Looking up is a GET of `lookup_url` with the same header: 404 means that nothing was paid.
+    """
+
+    url: str
+    token: str | None
+    timeout_s: float
+    key_lifetime_s: float
+    lookup_url: str | None
+    name: str = "http"
+
+    async def pay(self, order: Order) -> str:
+        body = {
+            "amount": str(order.amount),
+            "currency": order.currency,
+            "payee": order.payee,
+            "thread": order.thread_id,
+        }
+        status, answer = await self._call("POST", self.url, order, body)
+        if 200 <= status < 300:
+            return _reference_in(answer)
+        if 400 <= status < 500 and status not in _OPEN:
+            raise PaymentRefused(f"the payment service answered {status}: {_reason_in(answer)}")
+        raise PaymentUnanswered(f"the payment service answered {status}: {_reason_in(answer)}")
+
+    async def look_up(self, order: Order) -> str | None:
+        if self.lookup_url is None:
+            raise CannotLookUp("PAYMENT_LOOKUP_URL is not set")
+        try:
+            status, answer = await self._call("GET", self.lookup_url, order, None)
+        except PaymentUnsent as exc:
+            raise PaymentUnanswered(str(exc)) from exc
+        if status == 404:
+            return None
+        if 200 <= status < 300:
+            return _reference_in(answer)
+        raise PaymentUnanswered(f"the payment service answered {status} when it was asked about {order.key}")
+
+    async def _call(self, method: str, url: str, order: Order, body: dict[str, str] | None) -> tuple[int, Any]:
+        import aiohttp
+
+        headers = {"Idempotency-Key": order.key} | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
+        timeout = aiohttp.ClientTimeout(total=self.timeout_s)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                # A redirect would carry the order to an address that nobody has configured.
+                session.request(method, url, json=body, headers=headers, allow_redirects=False) as response,
+            ):
+                text = await response.content.read(_LONGEST_ANSWER)
+                return response.status, _json_or_text(text)
+        except aiohttp.ClientConnectorError as exc:
+            raise PaymentUnsent(f"the payment service cannot be reached: {exc}") from exc
+        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+            raise PaymentUnanswered(f"no answer from the payment service ({type(exc).__name__}: {exc})") from exc
+
+
+# A time-out, a conflict with a request that is still running, "too early", "too many": none says that nothing was paid.
+_OPEN = {408, 409, 425, 429}
+_LONGEST_ANSWER = 65_536
+
+
+def provider_of(settings: Settings) -> Provider | None:
+    """The provider that PAYMENT_PROVIDER names; None for the ledger, whose payment is the row itself.
+
+    Raises SettingError if what it needs is missing.
+    """
+    if settings.payment_provider == "ledger":
+        return None
+    if settings.payment_url is None:
+        raise SettingError("PAYMENT_URL is not set: PAYMENT_PROVIDER=http needs it (see .env.example)")
+    token = settings.payment_token
+    return HttpProvider(
+        url=settings.payment_url,
+        token=token.get_secret_value() if token else None,
+        timeout_s=settings.payment_timeout,
+        key_lifetime_s=settings.payment_key_lifetime,
+        lookup_url=settings.payment_lookup_url,
+    )
+
+
+def _reference_in(answer: Any) -> str:
+    reference = (answer.get("reference") or answer.get("id")) if isinstance(answer, dict) else None
+    if not isinstance(reference, str | int) or not str(reference):
+        # It says that it has paid, and not what: asking again under the same key may tell.
+        raise PaymentUnanswered("the payment service answered without a reference")
+    return storable(str(reference))[:MAX_NAME]
+
+
+def _reason_in(answer: Any) -> str:
+    said = (
+        (answer.get("error") or answer.get("detail") or answer.get("message")) if isinstance(answer, dict) else answer
+    )
+    return storable(" ".join(str(said).split()))[:300]
+
+
+def _json_or_text(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        return body.decode("utf-8", "replace")

@@ -1,0 +1,73 @@
+"""A payment service with a memory, which can be told to fail: what it has really paid is what counts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from aiohttp import web
+
+# lost: it pays, and the answer never arrives. dropped: the request never arrives. held: it pays, and answers when
+# freed. A number: that HTTP status, and no payment.
+Fault = Literal["lost", "dropped", "held"] | int
+
+
+@dataclass
+class Bank:
+    """`async with Bank() as bank`: POST and GET of `bank.url`, keyed by `Idempotency-Key`.
+
+    `remembers` keys: a known one gets the first reference again. Else every request that arrives is a payment.
+    """
+
+    remembers: bool = True
+    paid: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    faults: deque[Fault] = field(default_factory=deque)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    freed: asyncio.Event = field(default_factory=asyncio.Event)
+    url: str = ""
+    _references: dict[str, str] = field(default_factory=dict)
+
+    async def __aenter__(self) -> Self:
+        app = web.Application()
+        app.router.add_post("/payments", self._pay)
+        app.router.add_get("/payments", self._look_up)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/payments"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+    async def _pay(self, request: web.Request) -> web.StreamResponse:
+        key = request.headers["Idempotency-Key"]
+        self.keys.append(key)
+        self.asked.set()
+        fault = self.faults.popleft() if self.faults else None
+        if isinstance(fault, int):
+            headers = {"Location": "/payments"} if fault == 302 else {}
+            return web.json_response({"error": f"told to answer {fault}"}, status=fault, headers=headers)
+        if fault == "dropped":
+            return _cut(request)
+        if not (self.remembers and key in self._references):
+            self._references[key] = f"B-{len(self.paid) + 1}"
+            self.paid.append(await request.json())
+        if fault == "held":
+            await self.freed.wait()
+        if fault == "lost":
+            return _cut(request)
+        return web.json_response({"reference": self._references[key]}, status=201)
+
+    async def _look_up(self, request: web.Request) -> web.Response:
+        reference = self._references.get(request.headers["Idempotency-Key"])
+        return web.json_response({"reference": reference}, status=200 if reference else 404)
+
+
+def _cut(request: web.Request) -> web.Response:
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()

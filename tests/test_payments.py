@@ -1,0 +1,247 @@
+"""Paying outside: the service is asked between two commits, once, or again only where that is safe."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from flow import payments, threads
+from flow.database import Connection, connect, ensure_schema
+from flow.drive import Graph, Outcome, drive
+from flow.errors import DriveFailed, NothingToResolve
+from flow.model import Payment
+from flow.providers import HttpProvider
+from tests.bank import Bank, Fault
+from tests.command import Terminal
+from tests.people import POLICY, start_claim
+from tests.rows import all_rows, value
+
+DAY_S = 86_400.0
+
+
+@pytest.fixture
+async def bank() -> AsyncIterator[Bank]:
+    async with Bank() as made:
+        yield made
+
+
+def provider_at(bank: Bank, *, key_lifetime_s: float = DAY_S, can_look_up: bool = False) -> HttpProvider:
+    return HttpProvider(
+        url=bank.url,
+        token="secret",
+        timeout_s=2.0,
+        key_lifetime_s=key_lifetime_s,
+        lookup_url=bank.url if can_look_up else None,
+    )
+
+
+async def pay(conn: Connection, graph: Graph, provider: HttpProvider) -> Outcome:
+    """Drive t1, whatever it was put off for."""
+    await start_claim(conn, amount="20")
+    return await drive(conn, "t1", graph=graph, policy=POLICY, provider=provider)
+
+
+async def payment_of(conn: Connection) -> Payment:
+    return (await payments.payments_of(conn, ["t1"]))["t1"]
+
+
+async def status_of(conn: Connection) -> str:
+    return (await threads.thread_of(conn, "t1")).status
+
+
+async def test_a_payment_outside_is_made_once_and_its_reference_kept(
+    conn: Connection, graph: Graph, bank: Bank
+) -> None:
+    assert await pay(conn, graph, provider_at(bank)) == "over"
+    assert await pay(conn, graph, provider_at(bank)) == "over"
+    assert bank.paid == [{"amount": "20.00", "currency": "USD", "payee": "ACME", "thread": "t1"}]
+    payment = await payment_of(conn)
+    assert (payment.status, payment.reference, payment.provider, payment.attempts) == ("paid", "B-1", "http", 1)
+    assert payment.idempotency_key == f"{await value(conn, 'SELECT id::text FROM installation')}:t1"
+
+
+@pytest.mark.parametrize("fault", ["lost", "dropped", 500, 503, 429, 409, 302], ids=str)
+async def test_without_an_answer_the_same_key_is_used_again(
+    conn: Connection, graph: Graph, bank: Bank, fault: Fault
+) -> None:
+    bank.faults.append(fault)
+    with pytest.raises(DriveFailed):
+        await pay(conn, graph, provider_at(bank))
+    assert (await payment_of(conn)).status == "intended"
+    assert await pay(conn, graph, provider_at(bank)) == "over"
+    assert len(bank.paid) == 1
+    assert len(bank.keys) == 2
+    assert len(set(bank.keys)) == 1
+    assert (await payment_of(conn)).attempts == 2
+
+
+@pytest.mark.parametrize("status", [400, 402, 403, 404, 422])
+async def test_a_refusal_is_kept_and_nobody_is_asked_again(
+    conn: Connection, graph: Graph, bank: Bank, status: int
+) -> None:
+    bank.faults.append(status)
+    assert await pay(conn, graph, provider_at(bank)) == "over"
+    assert await pay(conn, graph, provider_at(bank)) == "over"
+    assert await status_of(conn) == "failed"
+    assert (await threads.thread_of(conn, "t1")).reason == (
+        f"the payment service answered {status}: told to answer {status}"
+    )
+    assert (len(bank.keys), bank.paid) == (1, [])
+
+
+async def test_a_service_that_cannot_be_reached_was_not_asked(conn: Connection, graph: Graph, bank: Bank) -> None:
+    away = HttpProvider(url="http://127.0.0.1:1/", token=None, timeout_s=2.0, key_lifetime_s=0, lookup_url=None)
+    with pytest.raises(DriveFailed, match="cannot be reached"):
+        await pay(conn, graph, away)
+    assert (await payment_of(conn)).attempts == 0
+    # So asking is safe even where keys are not remembered.
+    assert await pay(conn, graph, provider_at(bank, key_lifetime_s=0)) == "over"
+    assert len(bank.paid) == 1
+
+
+@pytest.mark.parametrize("fault", ["lost", "dropped"])
+async def test_a_service_that_forgets_and_cannot_be_asked_is_never_asked_twice(
+    conn: Connection, graph: Graph, bank: Bank, fault: Fault
+) -> None:
+    bank.remembers = False
+    bank.faults.append(fault)
+    provider = provider_at(bank, key_lifetime_s=0)
+    with pytest.raises(DriveFailed):
+        await pay(conn, graph, provider)
+    assert await pay(conn, graph, provider) == "stuck"
+    assert await status_of(conn) == "unknown"
+    assert [each.thread_id for each in await payments.unknown_payments(conn, limit=10)] == ["t1"]
+    assert len(bank.keys) == 1
+
+
+@pytest.mark.parametrize(("fault", "asked"), [("lost", 1), ("dropped", 2)])
+async def test_a_service_that_forgets_is_asked_what_became_of_it(
+    conn: Connection, graph: Graph, bank: Bank, fault: Fault, asked: int
+) -> None:
+    bank.remembers = False
+    bank.faults.append(fault)
+    provider = provider_at(bank, key_lifetime_s=0, can_look_up=True)
+    with pytest.raises(DriveFailed):
+        await pay(conn, graph, provider)
+    assert await pay(conn, graph, provider) == "over"
+    assert (len(bank.keys), len(bank.paid)) == (asked, 1)
+    assert (await payment_of(conn)).reference == "B-1"
+
+
+async def test_a_key_that_may_be_forgotten_soon_is_not_used_again(conn: Connection, graph: Graph, bank: Bank) -> None:
+    bank.faults.append("lost")
+    with pytest.raises(DriveFailed):
+        await pay(conn, graph, provider_at(bank))
+    await conn.execute("UPDATE payments SET intended_at = intended_at - interval '23 hours 1 minute'")
+    assert await pay(conn, graph, provider_at(bank)) == "stuck"
+    assert await status_of(conn) == "unknown"
+    assert len(bank.keys) == 1
+
+
+async def test_the_service_never_sees_one_key_with_two_amounts(conn: Connection, graph: Graph, bank: Bank) -> None:
+    bank.faults.append("dropped")
+    with pytest.raises(DriveFailed):
+        await pay(conn, graph, provider_at(bank))
+    await conn.execute("UPDATE payments SET amount = 21")
+    assert await pay(conn, graph, provider_at(bank)) == "stuck"
+    assert "stands for 21 USD already, not for 20.00 USD" in ((await threads.thread_of(conn, "t1")).reason or "")
+    assert len(bank.keys) == 1
+
+
+async def test_a_service_that_never_answers_ends_as_unknown(conn: Connection, graph: Graph, bank: Bank) -> None:
+    await start_claim(conn, amount="20")
+    await conn.execute("UPDATE threads SET attempts = %s", (threads.MAX_ATTEMPTS - 1,))
+    bank.faults.append(503)
+    with pytest.raises(DriveFailed):
+        await pay(conn, graph, provider_at(bank))
+    assert (await status_of(conn), (await payment_of(conn)).status) == ("unknown", "unknown")
+
+
+@pytest.mark.parametrize("given_up_while_asking", [False, True])
+@pytest.mark.parametrize(("reference", "ends"), [("B-7", "paid"), (None, "failed")])
+async def test_a_person_says_what_became_of_it(
+    conn: Connection, graph: Graph, bank: Bank, *, given_up_while_asking: bool, reference: str | None, ends: str
+) -> None:
+    bank.faults.append("lost")
+    provider = provider_at(bank, key_lifetime_s=0)
+    await start_claim(conn, amount="20")
+    if given_up_while_asking:
+        await conn.execute("UPDATE threads SET attempts = %s", (threads.MAX_ATTEMPTS - 1,))
+    with pytest.raises(DriveFailed):
+        await pay(conn, graph, provider)
+    if not given_up_while_asking:
+        with pytest.raises(NothingToResolve):
+            await payments.resolve(conn, "t1", reference=reference, by="cli:ann")
+        await pay(conn, graph, provider)
+    for _ in range(2):
+        await payments.resolve(conn, "t1", reference=reference, by="cli:ann")
+    assert await pay(conn, graph, provider) == "over"
+    assert (await status_of(conn), (await payment_of(conn)).reference) == (ends, reference)
+    with pytest.raises(NothingToResolve):
+        await payments.resolve(conn, "t1", reference="B-8", by="cli:ann")
+    assert len(bank.keys) == 1
+
+
+async def test_two_installations_use_two_keys_for_threads_of_one_name(
+    conn: Connection, graph: Graph, bank: Bank, empty_database_url: str
+) -> None:
+    await pay(conn, graph, provider_at(bank))
+    async with await connect(empty_database_url, "drive") as other:
+        await ensure_schema(empty_database_url, other)
+        ids = [await value(each, "SELECT id::text FROM installation") for each in (conn, other)]
+    assert len(set(ids)) == 2
+
+
+# As people meet it
+
+
+async def test_a_start_killed_while_the_service_pays_pays_once(
+    tmp_path: Path, database_url: str, conn: Connection, bank: Bank
+) -> None:
+    terminal = Terminal(tmp_path, DATABASE_URL=database_url, PAYMENT_PROVIDER="http", PAYMENT_URL=bank.url)
+    words = ("start", "--thread", "t1", "--amount", "20")
+    bank.faults.append("held")
+    running = await terminal.start(*words)
+    await bank.asked.wait()
+    running.signal(signal.SIGKILL)
+    await running.end()
+    assert [row["status"] for row in await all_rows(conn, "SELECT status FROM payments")] == ["intended"]
+    bank.freed.set()
+    done = await terminal.run_meanwhile(*words)
+    assert (done.code, done.out) == (0, "t1: 20.00 USD is paid, reference B-1\n")
+    assert (len(bank.paid), len(bank.keys), len(set(bank.keys))) == (1, 2, 1)
+
+
+async def test_an_unknown_payment_is_listed_and_resolved_at_the_command_line(
+    tmp_path: Path, database_url: str, conn: Connection, bank: Bank
+) -> None:
+    terminal = Terminal(
+        tmp_path,
+        DATABASE_URL=database_url,
+        PAYMENT_PROVIDER="http",
+        PAYMENT_URL=bank.url,
+        PAYMENT_KEY_LIFETIME="0",
+    )
+    words = ("start", "--thread", "t1", "--amount", "20")
+    bank.faults.append("lost")
+    assert (await terminal.run_meanwhile(*words)).code == 1
+    await conn.execute("UPDATE threads SET due_at = clock_timestamp()")
+    unknown = await terminal.run_meanwhile(*words)
+    assert (unknown.code, "is unknown" in unknown.out) == (1, True)
+    listed = await terminal.run_meanwhile("payments", "list", "--unknown")
+    assert listed.out.startswith("t1: 20.00 USD is unknown, asked 2 times under the key ")
+    both = await terminal.run_meanwhile("payments", "resolve", "t1", "--paid", "B-1", "--not-paid")
+    assert both.code == 2
+    done = await terminal.run_meanwhile("payments", "resolve", "t1", "--paid", "B-1")
+    assert (done.code, done.out) == (0, "t1: 20.00 USD is paid, reference B-1\n")
+    assert (await terminal.run_meanwhile("payments", "list", "--unknown")).out == ""
+    assert len(bank.keys) == 1
+
+
+def test_a_provider_that_lacks_its_address_is_refused_at_start(tmp_path: Path, database_url: str) -> None:
+    done = Terminal(tmp_path, DATABASE_URL=database_url, PAYMENT_PROVIDER="http").run("serve")
+    assert (done.code, done.out) == (2, "")
+    assert "PAYMENT_URL is not set" in done.err
