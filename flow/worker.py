@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 import psycopg
 
 from flow import approvals, threads
-from flow.database import Connection, Lock, connect, wakes
+from flow.database import POLL_S, Connection, Lock, connect, wakes
 from flow.errors import DatabaseUnavailable
 from flow.standby import Report, Standby, Zygote
 
@@ -74,7 +74,10 @@ class Worker:
         """Drive what is due until nothing is."""
         async with self._slots():
             while await self._scan() or self._in_flight:
-                await self._look.wait()
+                # No bell is heard here, and what another worker holds may be free by then.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_S):
+                        await self._look.wait()
                 self._look.clear()
 
     @contextlib.asynccontextmanager

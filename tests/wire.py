@@ -5,6 +5,7 @@ Message formats: https://www.postgresql.org/docs/18/protocol-message-formats.htm
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 from asyncio import StreamReader, StreamWriter
@@ -17,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 _SSL_REQUEST, _GSS_REQUEST, _CANCEL_REQUEST = 80877103, 80877104, 80877102
 
 
-class _Middleman:
+class _Middleman(abc.ABC):
     """Listens on a TCP port of its own for as long as its `async with` lasts."""
 
     def __init__(self, url: str) -> None:
@@ -58,8 +59,9 @@ class _Middleman:
                 await self._serve(startup, reader, writer)
         writer.transport.abort()
 
+    @abc.abstractmethod
     async def _serve(self, startup: bytes, reader: StreamReader, writer: StreamWriter) -> None:
-        raise NotImplementedError
+        """Carry what this client says to the server, and back, until either ends."""
 
     async def _dial(self, startup: bytes) -> tuple[StreamReader, StreamWriter]:
         given = conninfo_to_dict(self._upstream_url)
