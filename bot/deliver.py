@@ -20,6 +20,7 @@ from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 
 from bot import blocks
+from bot.slack_api import FIXES, TROUBLES, read_error, slack_client
 from flow import notices
 from flow.advice import advice_of
 from flow.approvals import approval_of
@@ -34,7 +35,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-CALL_TIMEOUT_S = 10.0
 # Slack allows one message a second in a channel: https://api.slack.com/apis/rate-limits
 _BETWEEN_POSTS_S = 1.0
 _LONGEST_WAIT_S = 30.0
@@ -42,19 +42,7 @@ _LONGEST_WAIT_S = 30.0
 _CLOCKS_APART_S = 300.0
 _CARD_EVENT, _REPLY_EVENT = "approval_requested", "approval_outcome"
 # Slack failed inside, perhaps after it acted.
-_AMBIGUOUS_ERRORS = {"internal_error", "fatal_error", "service_unavailable", "request_timeout", "team_added_to_org"}
-
-FIXES = {
-    "not_in_channel": "invite the bot to SLACK_CHANNEL",
-    "channel_not_found": "set SLACK_CHANNEL to the id of a channel that the bot is in",
-    "is_archived": "set SLACK_CHANNEL to a channel that is not archived",
-    "is_inactive": "the card's channel is archived or gone: decide with `claim_flow.py resume`",
-    "cant_update_message": "another app posted the card: set SLACK_BOT_TOKEN to the token of that one",
-    "invalid_auth": "set SLACK_BOT_TOKEN to the app's bot token",
-    "token_revoked": "install the app again and set SLACK_BOT_TOKEN",
-    "token_expired": "turn token rotation off and set SLACK_BOT_TOKEN",
-    "missing_scope": "give the app the scopes of manifest.yml and install it again",
-}
+_AMBIGUOUS_ERRORS = TROUBLES | {"team_added_to_org"}
 
 
 class Deliverer:
@@ -152,7 +140,7 @@ class Deliverer:
         return False
 
     async def _refused(self, conn: Connection, notice: Notice, exc: SlackApiError) -> None:
-        status, error, retry_after_s = _read_error(exc)
+        status, error, retry_after_s = read_error(exc)
         if status == 429 or error == "ratelimited":
             wait_s = retry_after_s or _wait_s(notice)
             self._not_before = asyncio.get_running_loop().time() + wait_s
@@ -202,7 +190,7 @@ class Deliverer:
                 await self._client.chat_update(channel=channel, ts=ts, **message)
                 left.append((channel, ts))
             except SlackApiError as exc:
-                if _read_error(exc)[1] == "message_not_found":
+                if read_error(exc)[1] == "message_not_found":
                     await notices.forget_message(conn, channel, ts)
                 else:
                     refusals.append(exc)
@@ -262,20 +250,6 @@ class Deliverer:
         )
 
 
-@contextlib.asynccontextmanager
-async def slack_client(settings: Settings) -> AsyncIterator[AsyncWebClient]:
-    """A client with its connections kept open, time-outs of ours, and no retries behind our back."""
-    assert settings.slack_bot_token is not None
-    timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT_S)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        yield AsyncWebClient(
-            token=settings.slack_bot_token.get_secret_value(),
-            base_url=settings.slack_api_url,
-            session=session,
-            retry_handlers=[],
-        )
-
-
 async def _finish(work: Coroutine[Any, Any, T]) -> T:
     """Its result. A cancellation waits for its end: a delivery that is cut off keeps its lease, and nobody goes on."""
     task = asyncio.create_task(work)
@@ -305,16 +279,6 @@ def _is_about(message: dict[str, Any], event: str, approval: Approval, version: 
     payload = metadata.get("event_payload") or {}
     said = (payload.get("interrupt_id"), payload.get("version", 1))
     return metadata.get("event_type") == event and said == (approval.interrupt_id, version)
-
-
-def _read_error(exc: SlackApiError) -> tuple[int, str, float | None]:
-    """HTTP status (200 also for most refusals), Slack's error code (empty if the body was none), Retry-After in s."""
-    response: Any = exc.response
-    status = int(getattr(response, "status_code", 0) or getattr(response, "status", 0))
-    data = getattr(response, "data", None)
-    error = data.get("error", "") if isinstance(data, dict) else ""
-    retry_after = (getattr(response, "headers", None) or {}).get("Retry-After")
-    return status, str(error), float(retry_after) if retry_after and retry_after.isdigit() else None
 
 
 def _wait_s(notice: Notice) -> float:

@@ -10,7 +10,7 @@ import aiohttp
 import psycopg
 from slack_sdk.errors import SlackApiError
 
-from bot.deliver import FIXES, slack_client
+from bot.slack_api import FIXES, read_error, slack_client
 from flow.database import check_locks, connect, database_url, ensure_schema
 from flow.errors import FlowError
 from flow.settings import Settings
@@ -87,8 +87,7 @@ async def _slack(settings: Settings) -> AsyncIterator[Finding]:
             await client.conversations_history(channel=settings.slack_channel, limit=1)
             yield Finding(what="Slack channel", ok=True, found=settings.slack_channel)
         except SlackApiError as exc:
-            data = getattr(exc.response, "data", None)
-            error = str(data.get("error")) if isinstance(data, dict) else str(exc)
+            error = read_error(exc)[1] or str(exc)
             yield Finding(what="Slack", ok=False, found=error, fix=FIXES.get(error, "see the error at api.slack.com"))
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             yield Finding(

@@ -13,8 +13,9 @@ from aiohttp.web import AppRunner, TCPSite
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
-from bot.deliver import Deliverer, slack_client
+from bot.deliver import Deliverer
 from bot.slack import Background, OwnTeam, Pool, build_bolt, check_token, slack_events
+from bot.slack_api import slack_client
 from bot.socket_mode import SocketMode
 from bot.web import Check, build_web
 from flow.assess import adviser_of

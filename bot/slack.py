@@ -32,6 +32,7 @@ from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.blocks import Click, escape, parse_click
+from bot.slack_api import TROUBLES, read_error
 from flow import notices
 from flow.approvals import Decided, decide
 from flow.database import Connection
@@ -48,7 +49,7 @@ _DECIDE_TIMEOUT_S = 2.4
 _TOLERANCE_S = 300
 
 # Slack's own troubles: they say nothing of our token.
-PASSING_ERRORS = {"internal_error", "fatal_error", "service_unavailable", "request_timeout", "ratelimited"}
+PASSING_ERRORS = TROUBLES | {"ratelimited"}
 
 
 class NotRecorded(Exception):
@@ -101,7 +102,7 @@ async def check_token(own_team: OwnTeam) -> None:
     try:
         await own_team.keys()
     except SlackApiError as exc:
-        error = exc.response.get("error") if hasattr(exc.response, "get") else None
+        _status, error, _retry_after_s = read_error(exc)
         if error and error not in PASSING_ERRORS:
             raise SettingError(f"SLACK_BOT_TOKEN is refused by Slack ({error}): set the app's bot token") from exc
         log.warning("Slack does not answer as it should: %s", exc)

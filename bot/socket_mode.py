@@ -21,6 +21,7 @@ from slack_sdk.socket_mode.request import SocketModeRequest
 from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.slack import PASSING_ERRORS, Background
+from bot.slack_api import read_error
 from flow.errors import FlowError, SettingError
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,6 @@ _OPEN_TIMEOUT_S = 10.0
 _DRAIN_S = 5.0
 # Our ping, which Slack answers; four without an answer mean that the connection is dead.
 _PING_INTERVAL_S = 5.0
-# Slack's trouble, not the token's: https://api.slack.com/methods/apps.connections.open#errors
 # Long enough for Slack's own restarts; after it a supervisor does better than we do.
 SILENCE_S = 120.0
 
@@ -68,8 +68,8 @@ class SocketMode:
                 self._socket.wss_uri = answer["url"]
                 await self._socket.connect()  # type: ignore[no-untyped-call]
         except SlackApiError as exc:
-            error = exc.response.get("error") if hasattr(exc.response, "get") else None
-            if error is None or error in PASSING_ERRORS:
+            _status, error, _retry_after_s = read_error(exc)
+            if not error or error in PASSING_ERRORS:
                 raise SlackIsSilent(f"Slack opens no websocket ({error or 'without a reason'}): start anew") from exc
             raise SettingError(
                 f"SLACK_APP_TOKEN is refused by Slack ({error}): make one with the scope connections:write"

@@ -72,7 +72,7 @@ async def drive(
             if thread.status == "stuck":
                 if isinstance(exc, PaymentUnanswered):
                     await payments.give_up(conn, thread_id, reason)
-                await _tell_the_end(conn, thread_id)
+                await _tell_the_end(conn, await _approvals_of(conn, thread_id))
         raise DriveFailed(thread_id, reason) from exc
     finally:
         # A session that is gone has lost its locks already.
@@ -105,18 +105,19 @@ async def _drive_locked(pen: Pen, thread_id: str, graph: Graph) -> Outcome:
     saver = AsyncPostgresSaver(conn)
     saver.lock = pen.lock
     run = _Run(graph.copy({"checkpointer": saver}), pen, thread_id)
-    place: StateSnapshot | Outcome = await run.look()
-    while not isinstance(place, str):
+    state = await run.look()
+    while True:
         try:
-            place = await _step(run, pen, thread, place)
+            place = await _step(run, pen, thread, state)
         except (NotApproved, KeyReused) as exc:
             # Trying again would not make it approved.
             if not await _give_up(pen, thread, str(exc)):
                 raise
             return "stuck"
+        if isinstance(place, str):
+            return place
         # A reason to drive may have been added since; `leave` compares with this.
-        thread = await threads.thread_of(conn, thread_id)
-    return place
+        state, thread = place, await threads.thread_of(conn, thread_id)
 
 
 async def _step(run: _Run, pen: Pen, thread: Thread, state: StateSnapshot) -> StateSnapshot | Outcome:
@@ -202,14 +203,14 @@ async def _close(pen: Pen, thread: Thread) -> Outcome | None:
     LangGraph's word is not enough: a renamed node also ends "normally", and unpaid.
     """
     async with pen.tx() as conn:
-        approvals = (await approvals_of(conn, [thread.thread_id]))[thread.thread_id]
+        approvals = await _approvals_of(conn, thread.thread_id)
         payment = (await payments.payments_of(conn, [thread.thread_id])).get(thread.thread_id)
         settled = [a.status for a in approvals if a.status in ("rejected", "expired", "withdrawn")]
         status = _PAID[payment.status] if payment else settled[-1] if settled else "stuck"
         reason = payment.reason if payment else None
         if status == "stuck":
             reason = "the flow ended without a payment or a refusal"
-        await _tell_the_end(conn, thread.thread_id)
+        await _tell_the_end(conn, approvals)
         if not await threads.leave(conn, thread, status=status, reason=reason):
             raise psycopg.Rollback
         return "stuck" if status in ("stuck", "unknown") else "over"
@@ -236,20 +237,23 @@ async def _untaken(pen: Pen, thread_id: str) -> Outcome | None:
 async def _give_up(pen: Pen, thread: Thread, reason: str) -> bool:
     """Leave the thread to a person, and say so on its cards. False if a reason to drive was added meanwhile."""
     async with pen.tx() as conn:
-        await _tell_the_end(conn, thread.thread_id)
+        await _tell_the_end(conn, await _approvals_of(conn, thread.thread_id))
         if not await threads.leave(conn, thread, status="stuck", reason=reason):
             raise psycopg.Rollback
         return True
     return False
 
 
-async def _tell_the_end(conn: Connection, thread_id: str) -> None:
+async def _approvals_of(conn: Connection, thread_id: str) -> list[Approval]:
+    return (await approvals_of(conn, [thread_id]))[thread_id]
+
+
+async def _tell_the_end(conn: Connection, approvals: Sequence[Approval]) -> None:
     """Every card of the thread shows its end, and a reply below the last one says it."""
-    approvals = (await approvals_of(conn, [thread_id]))[thread_id]
     for approval in approvals:
         await notices.change_card(conn, approval.interrupt_id)
     if approvals:
-        await notices.post_reply(conn, approvals[-1].interrupt_id, thread_id)
+        await notices.post_reply(conn, approvals[-1].interrupt_id, approvals[-1].thread_id)
 
 
 def _in_words(exc: BaseException) -> str:

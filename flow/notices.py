@@ -19,6 +19,14 @@ Lane = Literal["posts", "changes"]
 LEASE_S = 30.0
 
 
+# One more version to show: now, or after the delivery that is under way.
+_DUE_AGAIN = (
+    " SET version = n.version + 1,"
+    " due_at = CASE WHEN n.status = 'sending' THEN n.due_at ELSE clock_timestamp() END,"
+    " status = CASE WHEN n.status = 'sending' THEN n.status ELSE 'pending' END"
+)
+
+
 async def post_card(conn: Connection, interrupt_id: str, thread_id: str) -> None:
     """The approval must be shown."""
     await conn.execute(
@@ -32,10 +40,7 @@ async def post_card(conn: Connection, interrupt_id: str, thread_id: str) -> None
 async def change_card(conn: Connection, interrupt_id: str) -> None:
     """What the approval's card shows has changed: it must be shown again, after the delivery under way if any."""
     await conn.execute(
-        "UPDATE notices SET version = version + 1,"
-        " due_at = CASE WHEN status = 'sending' THEN due_at ELSE clock_timestamp() END,"
-        " status = CASE WHEN status = 'sending' THEN status ELSE 'pending' END"
-        " WHERE interrupt_id = %s AND kind = 'card'",
+        f"UPDATE notices n {_DUE_AGAIN} WHERE interrupt_id = %s AND kind = 'card'",
         (interrupt_id,),
     )
     await ring(conn)
@@ -45,9 +50,7 @@ async def post_reply(conn: Connection, interrupt_id: str, thread_id: str) -> Non
     """The outcome must be said below the card; a later outcome (of a thread that was stuck) once more."""
     await conn.execute(
         "INSERT INTO notices AS n (kind, interrupt_id, thread_id) VALUES ('reply', %s, %s)"
-        " ON CONFLICT (interrupt_id, kind) DO UPDATE SET version = n.version + 1,"
-        " due_at = CASE WHEN n.status = 'sending' THEN n.due_at ELSE clock_timestamp() END,"
-        " status = CASE WHEN n.status = 'sending' THEN n.status ELSE 'pending' END",
+        f" ON CONFLICT (interrupt_id, kind) DO UPDATE {_DUE_AGAIN}",
         (interrupt_id, thread_id),
     )
     await ring(conn)

@@ -49,17 +49,13 @@ async def insert_thread(
     return thread
 
 
-async def find_thread(conn: Connection, thread_id: str) -> Thread | None:
+async def thread_of(conn: Connection, thread_id: str) -> Thread:
+    """The thread as it is now. Raises UnknownThread."""
     query = sql.SQL("SELECT {} FROM threads WHERE thread_id = %s").format(_COLUMNS)
     row = await (await conn.execute(query, (thread_id,))).fetchone()
-    return Thread(**row) if row else None
-
-
-async def thread_of(conn: Connection, thread_id: str) -> Thread:
-    thread = await find_thread(conn, thread_id)
-    if thread is None:
+    if row is None:
         raise UnknownThread(thread_id)
-    return thread
+    return Thread(**row)
 
 
 async def latest_threads(conn: Connection, *, status: str | None, limit: int) -> list[Thread]:

@@ -14,9 +14,9 @@ import aiohttp
 from aiohttp import web
 from slack_sdk.web.async_client import AsyncWebClient
 
-from bot.deliver import CALL_TIMEOUT_S
 from bot.server import _pool
 from bot.slack import Background, OwnTeam, build_bolt, slack_events
+from bot.slack_api import CALL_TIMEOUT_S
 from bot.web import build_web
 from flow.database import Connection
 from tests.local_slack import BOT_TOKEN, CHANNEL, SIGNING_SECRET

@@ -1,0 +1,54 @@
+"""Slack's Web API as we use it: the client, and how to read its errors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+from slack_sdk.errors import SlackApiError
+from slack_sdk.web.async_client import AsyncWebClient
+
+from flow.settings import Settings
+
+CALL_TIMEOUT_S = 10.0
+
+# Slack failed inside; that says nothing of what we sent, or who we are.
+TROUBLES = {"internal_error", "fatal_error", "service_unavailable", "request_timeout"}
+
+FIXES = {
+    "not_in_channel": "invite the bot to SLACK_CHANNEL",
+    "channel_not_found": "set SLACK_CHANNEL to the id of a channel that the bot is in",
+    "is_archived": "set SLACK_CHANNEL to a channel that is not archived",
+    "is_inactive": "the card's channel is archived or gone: decide with `claim_flow.py resume`",
+    "cant_update_message": "another app posted the card: set SLACK_BOT_TOKEN to the token of that one",
+    "invalid_auth": "set SLACK_BOT_TOKEN to the app's bot token",
+    "token_revoked": "install the app again and set SLACK_BOT_TOKEN",
+    "token_expired": "turn token rotation off and set SLACK_BOT_TOKEN",
+    "missing_scope": "give the app the scopes of manifest.yml and install it again",
+}
+
+
+@contextlib.asynccontextmanager
+async def slack_client(settings: Settings) -> AsyncIterator[AsyncWebClient]:
+    """A client with its connections kept open, time-outs of ours, and no retries behind our back."""
+    assert settings.slack_bot_token is not None
+    timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT_S)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        yield AsyncWebClient(
+            token=settings.slack_bot_token.get_secret_value(),
+            base_url=settings.slack_api_url,
+            session=session,
+            retry_handlers=[],
+        )
+
+
+def read_error(exc: SlackApiError) -> tuple[int, str, float | None]:
+    """HTTP status (200 also for most refusals), Slack's error code (empty if the body was none), Retry-After in s."""
+    response: Any = exc.response
+    status = int(getattr(response, "status_code", 0) or getattr(response, "status", 0))
+    data = getattr(response, "data", None)
+    error = data.get("error", "") if isinstance(data, dict) else ""
+    retry_after = (getattr(response, "headers", None) or {}).get("Retry-After")
+    return status, str(error), float(retry_after) if retry_after and retry_after.isdigit() else None
