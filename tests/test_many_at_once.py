@@ -150,12 +150,15 @@ async def test_a_decision_at_any_step_of_a_drive_is_never_forgotten(
         await until(lambda: has_looked(proxy, "probe"))
         asking, looking = proxy.asked["probe", "drive"]
 
-        # From the moment when the request can be seen; the last two are what follows its COMMIT.
-        proxy.lay("asked-0", Trap(at=len(asking) - 1, signal=None))
-        proxy.lay("asked-1", Trap(at=len(asking), signal=None))
+        # From the moment when the request can be seen: at whatever follows its COMMIT.
+        seen = max(at for at, statement in enumerate(asking, 1) if statement.startswith("COMMIT"))
+        asked = {f"asked-{at:02}": at for at in range(seen + 1, len(asking) + 1)}
+        assert asked
+        for thread_id, at in asked.items():
+            proxy.lay(thread_id, Trap(at=at, signal=None))
         for at in range(1, len(looking) + 1):
             proxy.lay(f"looked-{at:02}", None, Trap(at=at, signal=None))
-        planned = ["asked-0", "asked-1", *(f"looked-{at:02}" for at in range(1, len(looking) + 1))]
+        planned = [*asked, *(f"looked-{at:02}" for at in range(1, len(looking) + 1))]
         for thread_id in planned:
             await start_claim(conn, thread_id, "250")
         await until_settled(conn)
