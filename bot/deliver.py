@@ -11,8 +11,8 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import aiohttp
 import psycopg
@@ -23,6 +23,7 @@ from bot import blocks
 from bot.slack_api import FIXES, TROUBLES, read_error, slack_client
 from flow import notices
 from flow.advice import advice_of
+from flow.aio import to_its_end
 from flow.approvals import approval_of
 from flow.database import Connection, Lock, connect, wakes
 from flow.errors import DatabaseUnavailable
@@ -32,8 +33,6 @@ from flow.settings import Settings
 from flow.threads import thread_of
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 # Slack allows one message a second in a channel: https://api.slack.com/apis/rate-limits
 _BETWEEN_POSTS_S = 1.0
@@ -105,7 +104,8 @@ class Deliverer:
         sent = failed = 0
         # Told to wait, we wait with everything, not with one message only.
         while self._not_before <= clock() < deadline:
-            delivered = await _finish(self._deliver_next(conn, lane))
+            # One that is cut off would keep its lease, and nobody would go on.
+            delivered = await to_its_end(self._deliver_next(conn, lane))
             if delivered is None:
                 break
             sent, failed = sent + delivered, failed + (not delivered)
@@ -248,16 +248,6 @@ class Deliverer:
         return any(
             [_is_about(each, _REPLY_EVENT, approval, version) async for page in pages for each in page["messages"]]
         )
-
-
-async def _finish(work: Coroutine[Any, Any, T]) -> T:
-    """Its result. A cancellation waits for its end: a delivery that is cut off keeps its lease, and nobody goes on."""
-    task = asyncio.create_task(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        raise
 
 
 async def _facts(conn: Connection, notice: Notice) -> tuple[Approval, Thread, Payment | None]:

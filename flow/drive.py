@@ -23,11 +23,11 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command, Interrupt, StateSnapshot
 from psycopg import errors
 
-from flow import claims, notices, payments, threads
+from flow import claims, effects, notices, payments, threads
 from flow.approvals import approval_of, approvals_of, request_approval, supersede
 from flow.assess import Adviser
 from flow.database import Connection, Lock, connect, exclusively
-from flow.errors import DriveFailed, KeyReused, NotApproved, UnknownApproval
+from flow.errors import DriveFailed, EffectFailed, KeyReused, NotApproved, ResultNotKept, UnknownApproval
 from flow.inputs import storable
 from flow.model import Approval, Claim, Thread
 from flow.pen import Pen
@@ -109,8 +109,8 @@ async def _drive_locked(pen: Pen, thread_id: str, graph: Graph) -> Outcome:
     while True:
         try:
             place = await _step(run, pen, thread, state)
-        except (NotApproved, KeyReused) as exc:
-            # Trying again would not make it approved.
+        except (NotApproved, KeyReused, EffectFailed, ResultNotKept) as exc:
+            # Trying again would change nothing.
             if not await _give_up(pen, thread, str(exc)):
                 raise
             return "stuck"
@@ -149,7 +149,8 @@ class _Run:
     async def on(self, input: Any) -> StateSnapshot:
         """Run until the next pause. Raises RuntimeError if that changed nothing: LangGraph ignores what it does not
         know, such as an answer to an interrupt that is gone, and would do so for ever."""
-        await self._graph.ainvoke(input, self._config, context=self._pen, durability="sync")
+        with effects.recorded_by(self._pen):
+            await self._graph.ainvoke(input, self._config, context=self._pen, durability="sync")
         state = await self.look()
         place = (state.config["configurable"].get("checkpoint_id"), *(i.id for i in state.interrupts))
         if place == self._place:

@@ -119,6 +119,34 @@ class KeyReused(FlowError):
         super().__init__(f"{key} stands for {was} already, not for {now}: nothing was done")
 
 
+class NotInADrive(FlowError):
+    """An effect can be recorded only where a flow runs."""
+
+
+class EffectInProgress(FlowError):
+    """An earlier call of the same effect may still be under way; try again later."""
+
+    def __init__(self, name: str, why: str) -> None:
+        self.name = name
+        super().__init__(f"{name} is not called again yet: {why}")
+
+
+class EffectFailed(FlowError):
+    """An effect has failed for good, with an exception that cannot be made again; it is not called again."""
+
+    def __init__(self, name: str, type: str, text: str) -> None:
+        self.name, self.type, self.text = name, type, text
+        super().__init__(f"{name} has failed for good ({type}: {text})")
+
+
+class ResultNotKept(FlowError):
+    """An effect has taken place, and returned what JSON cannot hold; it is not called again."""
+
+    def __init__(self, name: str, why: str) -> None:
+        self.name = name
+        super().__init__(f"{name} is done, but its result was not kept ({why}): let it return JSON values")
+
+
 class NothingToResolve(FlowError):
     """The thread's payment is not in doubt."""
 
