@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from decimal import Decimal
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 from flow.errors import FlowError, SettingError
@@ -71,8 +72,9 @@ class HttpProvider:
     """A POST with an `Idempotency-Key` header, as many payment services take it.
 
     Body: `{"amount": "250.00", "currency": "USD", "payee": "…", "thread": "t1"}`. A 2xx answer is a JSON object with
-    the reference under `reference` or `id`. 4xx is a refusal, but for 408, 409, 425 and 429, which like 5xx and silence
-    leave it open. Looking up is a GET of `lookup_url` with the same header: 404 means that nothing was paid.
+    the reference under `reference` or `id`. 4xx is a refusal, but for 401, which says that our token is wrong, and for
+    408, 409, 425 and 429, which like 5xx and silence leave it open. Looking up is a GET of `lookup_url` with the same
+    header: 404 means that nothing was paid.
     """
 
     url: str
@@ -92,6 +94,9 @@ class HttpProvider:
         status, answer = await self._call("POST", self.url, order, body)
         if 200 <= status < 300:
             return _reference_in(answer)
+        if status == 401:
+            # Nothing was looked at: when the token is mended, the claim can be paid.
+            raise PaymentUnsent(f"the payment service refuses PAYMENT_TOKEN (401: {_reason_in(answer)})")
         if 400 <= status < 500 and status not in _OPEN:
             raise PaymentRefused(f"the payment service answered {status}: {_reason_in(answer)}")
         raise PaymentUnanswered(f"the payment service answered {status}: {_reason_in(answer)}")
@@ -138,8 +143,16 @@ def provider_of(settings: Settings) -> Provider | None:
 
     Raises SettingError if what it needs is missing.
     """
-    if settings.payment_provider == "ledger":
-        return None
+    match settings.payment_provider:
+        case "ledger":
+            return None
+        case "http":
+            return _http_provider(settings)
+        case "stripe":
+            return _stripe_provider(settings)
+
+
+def _http_provider(settings: Settings) -> Provider:
     if settings.payment_url is None:
         raise SettingError("PAYMENT_URL is not set: PAYMENT_PROVIDER=http needs it (see .env.example)")
     token = settings.payment_token
@@ -149,6 +162,25 @@ def provider_of(settings: Settings) -> Provider | None:
         timeout_s=settings.payment_timeout,
         key_lifetime_s=settings.payment_key_lifetime,
         lookup_url=settings.payment_lookup_url,
+    )
+
+
+def _stripe_provider(settings: Settings) -> Provider:
+    key, customer, method = settings.stripe_api_key, settings.stripe_customer, settings.stripe_payment_method
+    if key is None or customer is None or method is None:
+        wanted = {"STRIPE_API_KEY": key, "STRIPE_CUSTOMER": customer, "STRIPE_PAYMENT_METHOD": method}
+        missing = " and ".join(name for name, value in wanted.items() if value is None)
+        raise SettingError(f"{missing} not set: PAYMENT_PROVIDER=stripe needs them all (see .env.example)")
+    if find_spec("stripe") is None:
+        raise SettingError("PAYMENT_PROVIDER=stripe needs the package stripe: `uv sync --extra stripe`")
+    from flow.stripe_provider import StripeProvider
+
+    return StripeProvider(
+        api_key=key.get_secret_value(),
+        customer=customer,
+        payment_method=method,
+        timeout_s=settings.payment_timeout,
+        api_base=settings.stripe_api_base,
     )
 
 

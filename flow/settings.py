@@ -41,13 +41,19 @@ class Settings(BaseSettings):
     model: str | None = None
 
     # Who moves the money; `ledger` is a row in our own database.
-    payment_provider: Literal["ledger", "http"] = "ledger"
+    payment_provider: Literal["ledger", "http", "stripe"] = "ledger"
     payment_url: str | None = None
     payment_token: SecretStr | None = None
     payment_lookup_url: str | None = None
     payment_timeout: float = Field(default=20.0, gt=0, allow_inf_nan=False)
     # How long the payment service remembers an Idempotency-Key, in seconds; 0 if it does not.
     payment_key_lifetime: float = Field(default=86_400.0, ge=0, allow_inf_nan=False)
+
+    stripe_api_key: SecretStr | None = None
+    # Who is charged, and how.
+    stripe_customer: str | None = None
+    stripe_payment_method: str | None = None
+    stripe_api_base: str | None = None
 
     host: str = "127.0.0.1"
     port: int = Field(default=4000, ge=0, le=65535)

@@ -52,14 +52,14 @@ class Bank:
             headers = {"Location": "/payments"} if fault == 302 else {}
             return web.json_response({"error": f"told to answer {fault}"}, status=fault, headers=headers)
         if fault == "dropped":
-            return _cut(request)
+            return cut(request)
         if not (self.remembers and key in self._references):
             self._references[key] = f"B-{len(self.paid) + 1}"
             self.paid.append(await request.json())
         if fault == "held":
             await self.freed.wait()
         if fault == "lost":
-            return _cut(request)
+            return cut(request)
         return web.json_response({"reference": self._references[key]}, status=201)
 
     async def _look_up(self, request: web.Request) -> web.Response:
@@ -67,7 +67,8 @@ class Bank:
         return web.json_response({"reference": reference}, status=200 if reference else 404)
 
 
-def _cut(request: web.Request) -> web.Response:
+def cut(request: web.Request) -> web.Response:
+    """Cut the connection instead of answering."""
     assert request.transport is not None
     request.transport.abort()
     return web.Response()

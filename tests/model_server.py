@@ -8,45 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
-import re
-import shutil
-import subprocess
-import tempfile
-import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from aiohttp import web
 
-from bot.local_slack import end
+from tests import node
 
 KEY = "sk-test-3b0e6c1f"
 
 # The server of npm's that stands for a good model
-
-_PACKAGES = Path(__file__).parent / "model"
-_PROGRAM = _PACKAGES / "node_modules" / "@copilotkit" / "aimock" / "dist" / "cli.js"
-# As its package.json says.
-_OLDEST_NODE = (20, 15)
-# It listens after half a second; the rest is for a machine that does many things at once.
-_START_TIMEOUT_S = 20.0
-# It would outlive a test run that was killed: the pipe on its stdin ends with us.
-_LEASH = 'process.stdin.on("end", () => process.exit(0)).resume();\n'
-
-
-def skip_reason() -> str | None:
-    """Why this machine cannot run `aimock`, in words; None if it can."""
-    node = shutil.which("node")
-    if node is None or _version_of(node) < _OLDEST_NODE:
-        return f"node {'.'.join(map(str, _OLDEST_NODE))} or newer is not installed: it runs the model's stand-in"
-    if not _PROGRAM.exists() and not shutil.which("npm"):
-        return "npm is not installed: `npm ci` in tests/model would fetch the model's stand-in"
-    return None
 
 
 class Aimock:
@@ -85,17 +59,14 @@ def running_aimock(*conversations: tuple[str, dict[str, Any]]) -> Iterator[Aimoc
     Each conversation is a text that the last message of the user contains, and the response to it:
     https://aimock.copilotkit.dev/docs
     """
-    program = _installed()
-    with tempfile.TemporaryDirectory(prefix="aimock-") as name:
-        folder = Path(name)
-        known = [{"match": {"userMessage": said}, "response": response} for said, response in conversations]
-        (folder / "fixtures.json").write_text(json.dumps({"fixtures": known}))
-        (folder / "leash.mjs").write_text(_LEASH)
-        process = _start(program, folder)
-        try:
-            yield Aimock(_wait_for_url(process, folder / "output.txt"))
-        finally:
-            end(process)
+    known = [{"match": {"userMessage": said}, "response": response} for said, response in conversations]
+    with node.running(
+        node.installed("model") / "@copilotkit" / "aimock" / "dist" / "cli.js",
+        *("--port", "0", "--fixtures", "fixtures.json", "--strict", "--validate-on-load"),
+        files={"fixtures.json": json.dumps({"fixtures": known})},
+        environment={"AIMOCK_API_KEYS": KEY},
+    ) as url:
+        yield Aimock(url)
 
 
 def advice(
@@ -106,46 +77,6 @@ def advice(
 ) -> str:
     """What a good model says."""
     return json.dumps({"summary": summary, "risks": list(risks), "needs_review": needs_review})
-
-
-def _version_of(node: str) -> tuple[int, ...]:
-    said = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout
-    return tuple(int(part) for part in re.findall(r"\d+", said)[:3])
-
-
-def _installed() -> Path:
-    """The program, installed by `npm ci` if it is not there yet; several processes may ask at once."""
-    with (_PACKAGES / "package-lock.json").open("rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not _PROGRAM.exists():
-            command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
-            done = subprocess.run(command, cwd=_PACKAGES, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, f"`npm ci` failed in tests/model: {done.stderr}"
-    return _PROGRAM
-
-
-def _start(program: Path, folder: Path) -> subprocess.Popen[bytes]:
-    options = ["--port", "0", "--fixtures", "fixtures.json", "--strict", "--validate-on-load"]
-    node = shutil.which("node")
-    assert node is not None
-    with (folder / "output.txt").open("wb") as out:
-        return subprocess.Popen(
-            [node, "--import", "./leash.mjs", program, *options],
-            cwd=folder,
-            env={"AIMOCK_API_KEYS": KEY},
-            stdin=subprocess.PIPE,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
-
-
-def _wait_for_url(process: subprocess.Popen[bytes], output: Path) -> str:
-    deadline = time.monotonic() + _START_TIMEOUT_S
-    while time.monotonic() < deadline and process.poll() is None:
-        if said := re.search(r"listening on (http://127\.0\.0\.1:\d+)\s", output.read_text()):
-            return said[1]
-        time.sleep(0.01)
-    raise AssertionError(f"aimock did not start (exit code {process.poll()}): {output.read_text()}")
 
 
 # The one of ours that fails

@@ -30,6 +30,7 @@ from flow.drive import Graph, Outcome, drive
 from flow.inputs import parse_claim
 from flow.model import CLAIM_FLOW, CLAIM_FLOW_VERSION
 from flow.settings import read_settings
+from tests import node
 from tests.command import Terminal, worker
 from tests.model_server import (
     KEY,
@@ -46,7 +47,6 @@ from tests.model_server import (
     raw,
     refusal,
     running_aimock,
-    skip_reason,
 )
 from tests.people import ALICE, ANN, NO, POLICY, YES
 from tests.rows import all_rows, one_row, until, value
@@ -111,7 +111,7 @@ async def approval_rows(conn: Connection, thread_id: str = "t1") -> list[dict[st
 
 @pytest.fixture(scope="module")
 def aimock() -> Iterator[Aimock]:
-    if reason := skip_reason():
+    if reason := node.skip_reason():
         pytest.skip(reason)
     good = {"content": advice("Chairs for three.", ("no receipt", "round amount"), needs_review=True)}
     usage = {"prompt_tokens": 210, "completion_tokens": 33, "total_tokens": 243}
