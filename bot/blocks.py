@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -34,6 +35,7 @@ _REASONS = 10
 _ADVICE = 600
 _REFERENCE = 255
 _OUTCOME = 2000
+_WHY = 500
 
 _VERDICTS: dict[str, VerdictName] = {"approve": "approve", "reject": "reject"}
 
@@ -86,6 +88,23 @@ def reply(approval: Approval, thread: Thread, payment: Payment | None) -> str:
     """The short word below the card once the thread is over."""
     lines = _outcome_lines(approval, thread, payment)
     return " ".join(lines) or f"Thread {thread.thread_id} is {thread.status}."
+
+
+def alarm(thread: Thread, failures: Sequence[tuple[str, str]]) -> str | None:
+    """What the operators are told of a thread that needs them; None if it does not, or not any more.
+
+    `failures` are kind and error of the messages that Slack refuses.
+    """
+    id_, why = thread.thread_id, _safe(thread.reason or "", _WHY)
+    lines = []
+    if thread.status == "stuck":
+        lines.append(f"It is stuck: {why}. Once that is mended: `claim_flow.py retry --thread {id_}`")
+    elif thread.status == "unknown":
+        lines.append(f"Nobody knows whether it was paid: {why}.")
+        lines.append(f"Ask the provider, then `claim_flow.py payments resolve {id_} --paid REF` or `--not-paid`")
+    for kind, error in failures:
+        lines.append(f"Slack refuses its {kind}: {_safe(error, _WHY)}. Then `claim_flow.py deliver`")
+    return "\n".join([f"🚨 Thread {id_} needs somebody.", *lines]) if lines else None
 
 
 def parse_click(body: dict[str, Any]) -> Click | None:

@@ -1,4 +1,4 @@
-"""Notices to Slack: posts cards, keeps every copy of them true, says the outcome below.
+"""Notices to Slack: posts cards, keeps every copy of them true, says the outcome below; and alarms for the operators.
 
 Slack has no idempotency key, so the SDK's retries are off: after a result that leaves it open whether Slack acted, the
 channel's history is searched for the interrupt id in the message's metadata before the one re-send. An update is always
@@ -12,6 +12,7 @@ import contextlib
 import logging
 import math
 from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
 from typing import Any
 
 import aiohttp
@@ -39,7 +40,7 @@ _BETWEEN_POSTS_S = 1.0
 _LONGEST_WAIT_S = 30.0
 # Slack's clock gives a message its ts, the database's says when it was asked for: they need not agree.
 _CLOCKS_APART_S = 300.0
-_CARD_EVENT, _REPLY_EVENT = "approval_requested", "approval_outcome"
+_EVENTS = {"card": "approval_requested", "reply": "approval_outcome", "alarm": "thread_alarm"}
 # Slack failed inside, perhaps after it acted.
 _AMBIGUOUS_ERRORS = TROUBLES | {"team_added_to_org"}
 
@@ -47,8 +48,8 @@ _AMBIGUOUS_ERRORS = TROUBLES | {"team_added_to_org"}
 class Deliverer:
     """Delivers on whatever connection it is given; any number of them may run side by side."""
 
-    def __init__(self, client: AsyncWebClient, channel: str) -> None:
-        self._client, self._channel = client, channel
+    def __init__(self, client: AsyncWebClient, channel: str, *, ops_channel: str | None = None) -> None:
+        self._client, self._channel, self._ops_channel = client, channel, ops_channel or channel
         self._last_post: dict[str, float] = {}
         # The loop's time until which Slack has asked us to be quiet.
         self._not_before = 0.0
@@ -60,7 +61,7 @@ class Deliverer:
     async def of(cls, settings: Settings) -> AsyncIterator[Deliverer]:
         assert settings.slack_channel is not None
         async with slack_client(settings) as client:
-            yield cls(client, settings.slack_channel)
+            yield cls(client, settings.slack_channel, ops_channel=settings.slack_ops_channel)
 
     async def run(self, url: str) -> None:
         """Deliver whenever something is due, until cancelled."""
@@ -120,6 +121,8 @@ class Deliverer:
         try:
             if notice.kind == "card":
                 await self._show(conn, notice)
+            elif notice.kind == "alarm":
+                await self._alarm(conn, notice)
             elif not await self._say(conn, notice):
                 await notices.mark_later(conn, notice, wait_s=1, error="its card is not posted yet", ambiguous=False)
                 return False
@@ -159,9 +162,12 @@ class Deliverer:
         """Make every copy of the card show what the rows say now; post the first copy."""
         approval, thread, payment = await _facts(conn, notice)
         advice = (await advice_of(conn, [thread.thread_id])).get(thread.thread_id)
-        copies = await notices.messages_of(conn, notice.interrupt_id)
+        copies = await notices.messages_of(conn, approval.interrupt_id)
         if not copies and notice.ambiguous:
-            copies = await self._find_card(conn, approval)
+            # Copies that an earlier attempt posted without hearing of it.
+            copies = await self._find(self._channel, notice, since=approval.requested_at)
+            for channel, ts in copies:
+                await notices.remember_message(conn, approval.interrupt_id, channel, ts)
         if not copies and approval.status != "pending":
             # Nobody was shown the request, so nobody needs to be shown its outcome.
             return
@@ -172,9 +178,7 @@ class Deliverer:
                 # Whoever deleted them has seen enough.
                 return
         if not copies:
-            channel, ts = await self._post(
-                self._channel, text=text, blocks=shown, metadata=_metadata(_CARD_EVENT, approval)
-            )
+            channel, ts = await self._post(self._channel, text=text, blocks=shown, metadata=_metadata(notice))
             await notices.remember_message(conn, approval.interrupt_id, channel, ts)
 
     async def _update(
@@ -201,17 +205,24 @@ class Deliverer:
     async def _say(self, conn: Connection, notice: Notice) -> bool:
         """Say the outcome below each copy of the card. False if the card is still to be posted."""
         approval, thread, payment = await _facts(conn, notice)
-        copies = await notices.messages_of(conn, notice.interrupt_id)
+        copies = await notices.messages_of(conn, approval.interrupt_id)
         if not copies:
-            return await notices.card_status(conn, notice.interrupt_id) not in ("pending", "sending")
+            return await notices.card_status(conn, approval.interrupt_id) not in ("pending", "sending")
         for channel, ts in copies:
             # An earlier attempt may have reached this copy, and failed at the next.
-            if not (notice.attempt > 1 and await self._has_reply(channel, ts, approval, notice.version)):
+            if not (notice.attempt > 1 and await self._has_reply(channel, ts, notice)):
                 text = blocks.reply(approval, thread, payment)
-                await self._post(
-                    channel, thread_ts=ts, text=text, metadata=_metadata(_REPLY_EVENT, approval, notice.version)
-                )
+                await self._post(channel, thread_ts=ts, text=text, metadata=_metadata(notice))
         return True
+
+    async def _alarm(self, conn: Connection, notice: Notice) -> None:
+        """Tell the operators that the thread needs them, and why."""
+        thread = await thread_of(conn, notice.thread_id)
+        text = blocks.alarm(thread, await notices.failures_of(conn, notice.thread_id))
+        if text is None or (notice.ambiguous and await self._find(self._ops_channel, notice, since=thread.created_at)):
+            # It needs nobody any more, or they know.
+            return
+        await self._post(self._ops_channel, text=text, metadata=_metadata(notice))
 
     async def _post(self, channel: str, **message: Any) -> tuple[str, str]:
         """Post, and return the channel (an id, also where a name or a member was given) and the ts."""
@@ -225,50 +236,48 @@ class Deliverer:
         )
         return str(answer["channel"]), str(answer["ts"])
 
-    async def _find_card(self, conn: Connection, approval: Approval) -> list[tuple[str, str]]:
-        """Copies that an earlier attempt posted without hearing of it, remembered from now on."""
+    async def _find(self, channel: str, notice: Notice, *, since: datetime) -> list[tuple[str, str]]:
+        """The messages in the channel that are about this notice."""
         pages = await self._client.conversations_history(
-            channel=self._channel,
-            oldest=str(approval.requested_at.timestamp() - _CLOCKS_APART_S),
+            channel=channel,
+            oldest=str(since.timestamp() - _CLOCKS_APART_S),
             include_all_metadata=True,
             limit=200,
         )
-        found = [
-            (self._channel, str(message["ts"]))
+        return [
+            (channel, str(message["ts"]))
             async for page in pages
             for message in page["messages"]
-            if _is_about(message, _CARD_EVENT, approval)
+            if _is_about(message, notice)
         ]
-        for channel, ts in found:
-            await notices.remember_message(conn, approval.interrupt_id, channel, ts)
-        return found
 
-    async def _has_reply(self, channel: str, ts: str, approval: Approval, version: int) -> bool:
+    async def _has_reply(self, channel: str, ts: str, notice: Notice) -> bool:
         pages = await self._client.conversations_replies(channel=channel, ts=ts, include_all_metadata=True, limit=200)
-        return any(
-            [_is_about(each, _REPLY_EVENT, approval, version) async for page in pages for each in page["messages"]]
-        )
+        return any([_is_about(each, notice) async for page in pages for each in page["messages"]])
 
 
 async def _facts(conn: Connection, notice: Notice) -> tuple[Approval, Thread, Payment | None]:
     """Read after the lease was committed, so at least as new as `notice.version`."""
+    assert notice.interrupt_id is not None
     approval = await approval_of(conn, notice.interrupt_id)
     thread = await thread_of(conn, notice.thread_id)
     return approval, thread, (await payments_of(conn, [notice.thread_id])).get(notice.thread_id)
 
 
-def _metadata(event: str, approval: Approval, version: int = 1) -> dict[str, Any]:
+def _metadata(notice: Notice) -> dict[str, Any]:
     """Format: https://api.slack.com/metadata/using"""
-    payload = {"interrupt_id": approval.interrupt_id, "thread_id": approval.thread_id, "version": version}
-    return {"event_type": event, "event_payload": payload}
+    # A card is the same one in each version; a later outcome, or alarm, is another message.
+    version = 1 if notice.kind == "card" else notice.version
+    payload: dict[str, Any] = {"thread_id": notice.thread_id, "version": version}
+    if notice.interrupt_id is not None:
+        payload["interrupt_id"] = notice.interrupt_id
+    return {"event_type": _EVENTS[notice.kind], "event_payload": payload}
 
 
-def _is_about(message: dict[str, Any], event: str, approval: Approval, version: int = 1) -> bool:
-    """Whether we posted this message for this approval; a later outcome has a version of its own."""
-    metadata = message.get("metadata") or {}
-    payload = metadata.get("event_payload") or {}
-    said = (payload.get("interrupt_id"), payload.get("version", 1))
-    return metadata.get("event_type") == event and said == (approval.interrupt_id, version)
+def _is_about(message: dict[str, Any], notice: Notice) -> bool:
+    """Whether we posted this message for this notice."""
+    ours, metadata = _metadata(notice), message.get("metadata") or {}
+    return all(metadata.get(name) == value for name, value in ours.items())
 
 
 def _wait_s(notice: Notice) -> float:

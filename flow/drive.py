@@ -34,7 +34,7 @@ from flow.pen import Pen
 from flow.policy import Policy
 from flow.providers import PaymentUnanswered, Provider
 
-# How a drive ends when no step failed.
+# How a drive ends, unless a step failed and will be tried again.
 Outcome = Literal["locked", "waiting", "over", "stuck"]
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
@@ -56,8 +56,9 @@ async def drive(
 ) -> Outcome:
     """Drive the thread on this connection until it waits for a person or is over.
 
-    `locked`: somebody else drives it. Raises DriveFailed if a step failed: the reason is in the thread's row, and it
-    is tried again later. A lost connection rises as it is: nothing more can be written, and nothing needs to be.
+    `locked`: somebody else drives it. `stuck`: it needs a person, for the reason in its row. Raises DriveFailed if a
+    step failed and will be tried again later. A lost connection rises as it is: nothing more can be written, and
+    nothing needs to be.
     """
     if not await threads.try_lock(conn, thread_id):
         return "locked"
@@ -72,7 +73,8 @@ async def drive(
             if thread.status == "stuck":
                 if isinstance(exc, PaymentUnanswered):
                     await payments.give_up(conn, thread_id, reason)
-                await _tell_the_end(conn, await _approvals_of(conn, thread_id))
+                await _tell_the_end(conn, thread_id, needs_a_person=True)
+                return "stuck"
         raise DriveFailed(thread_id, reason) from exc
     finally:
         # A session that is gone has lost its locks already.
@@ -204,17 +206,18 @@ async def _close(pen: Pen, thread: Thread) -> Outcome | None:
     LangGraph's word is not enough: a renamed node also ends "normally", and unpaid.
     """
     async with pen.tx() as conn:
-        approvals = await _approvals_of(conn, thread.thread_id)
+        approvals = (await approvals_of(conn, [thread.thread_id]))[thread.thread_id]
         payment = (await payments.payments_of(conn, [thread.thread_id])).get(thread.thread_id)
         settled = [a.status for a in approvals if a.status in ("rejected", "expired", "withdrawn")]
         status = _PAID[payment.status] if payment else settled[-1] if settled else "stuck"
         reason = payment.reason if payment else None
         if status == "stuck":
             reason = "the flow ended without a payment or a refusal"
-        await _tell_the_end(conn, approvals)
+        needs_a_person = status in ("stuck", "unknown")
+        await _tell_the_end(conn, thread.thread_id, needs_a_person=needs_a_person)
         if not await threads.leave(conn, thread, status=status, reason=reason):
             raise psycopg.Rollback
-        return "stuck" if status in ("stuck", "unknown") else "over"
+        return "stuck" if needs_a_person else "over"
     return None
 
 
@@ -238,23 +241,22 @@ async def _untaken(pen: Pen, thread_id: str) -> Outcome | None:
 async def _give_up(pen: Pen, thread: Thread, reason: str) -> bool:
     """Leave the thread to a person, and say so on its cards. False if a reason to drive was added meanwhile."""
     async with pen.tx() as conn:
-        await _tell_the_end(conn, await _approvals_of(conn, thread.thread_id))
+        await _tell_the_end(conn, thread.thread_id, needs_a_person=True)
         if not await threads.leave(conn, thread, status="stuck", reason=reason):
             raise psycopg.Rollback
         return True
     return False
 
 
-async def _approvals_of(conn: Connection, thread_id: str) -> list[Approval]:
-    return (await approvals_of(conn, [thread_id]))[thread_id]
-
-
-async def _tell_the_end(conn: Connection, approvals: Sequence[Approval]) -> None:
-    """Every card of the thread shows its end, and a reply below the last one says it."""
+async def _tell_the_end(conn: Connection, thread_id: str, *, needs_a_person: bool) -> None:
+    """Every card of the thread shows its end, a reply below the last one says it, and the operators hear of trouble."""
+    approvals = (await approvals_of(conn, [thread_id]))[thread_id]
     for approval in approvals:
         await notices.change_card(conn, approval.interrupt_id)
     if approvals:
-        await notices.post_reply(conn, approvals[-1].interrupt_id, approvals[-1].thread_id)
+        await notices.post_reply(conn, approvals[-1].interrupt_id, thread_id)
+    if needs_a_person:
+        await notices.raise_alarm(conn, thread_id)
 
 
 def _in_words(exc: BaseException) -> str:

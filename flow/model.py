@@ -185,11 +185,14 @@ class Advice:
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """An outbox row that a deliverer has leased: `attempt` is its fence, `version` what it must show at least."""
+    """An outbox row that a deliverer has leased: `attempt` is its fence, `version` what it must show at least.
+
+    An alarm is of its thread, and has no `interrupt_id`.
+    """
 
     id: int
-    kind: Literal["card", "reply"]
-    interrupt_id: str
+    kind: Literal["card", "reply", "alarm"]
+    interrupt_id: str | None
     thread_id: str
     version: int
     attempt: int

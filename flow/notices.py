@@ -1,8 +1,10 @@
 """The outbox: what the outside must be told, written in the transaction that makes it true.
 
 A `card` is one standing row per approval: it is due whenever what it shows has changed. A `reply` is said once, below
-the card. Any process may deliver: it leases a due row with a committed UPDATE, sends with no transaction open, and
-records the outcome only where the attempt is still its own.
+the card. An `alarm` tells the operators that a thread needs them.
+
+Any process may deliver: it leases a due row with a committed UPDATE, sends with no transaction open, and records the
+outcome only where the attempt is still its own.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Literal
 from flow.database import Connection, ring
 from flow.model import Notice
 
-# New messages go out at one a second and channel; changes of posted ones need not wait behind them.
+# New messages go out at one a second and channel; changes of posted ones, and alarms, need not wait behind them.
 Lane = Literal["posts", "changes"]
 
 # Longer than a delivery can take (two calls of 10 s), short enough that a dead deliverer is not missed for long.
@@ -56,6 +58,16 @@ async def post_reply(conn: Connection, interrupt_id: str, thread_id: str) -> Non
     await ring(conn)
 
 
+async def raise_alarm(conn: Connection, thread_id: str) -> None:
+    """The operators must be told that this thread needs them; of a later trouble once more."""
+    await conn.execute(
+        "INSERT INTO notices AS n (kind, thread_id) VALUES ('alarm', %s)"
+        f" ON CONFLICT (thread_id) WHERE kind = 'alarm' DO UPDATE {_DUE_AGAIN}",
+        (thread_id,),
+    )
+    await ring(conn)
+
+
 async def lease(conn: Connection, lane: Lane) -> Notice | None:
     """Take the notice of this lane that has been due for longest, for LEASE_S; None if none is due.
 
@@ -64,7 +76,7 @@ async def lease(conn: Connection, lane: Lane) -> Notice | None:
     row = await (
         await conn.execute(
             "WITH next AS (SELECT id, status FROM notices WHERE due_at <= clock_timestamp()"
-            f" AND (kind = 'card' AND version > 1) = {lane == 'changes'}"
+            f" AND (kind = 'alarm' OR kind = 'card' AND version > 1) = {lane == 'changes'}"
             " ORDER BY due_at LIMIT 1 FOR UPDATE SKIP LOCKED)"
             " UPDATE notices n SET status = 'sending', attempt = n.attempt + 1,"
             " due_at = clock_timestamp() + %s * interval '1 second',"
@@ -86,7 +98,7 @@ async def mark_sent(conn: Connection, notice: Notice) -> None:
     )
     # What changed meanwhile is due now.
     await ring(conn)
-    if ours.rowcount == 0 and notice.kind == "card":
+    if ours.rowcount == 0 and notice.kind == "card" and notice.interrupt_id is not None:
         # Another deliverer was faster, and our older text may have landed after its newer one: show it once more.
         await change_card(conn, notice.interrupt_id)
 
@@ -101,12 +113,24 @@ async def mark_later(conn: Connection, notice: Notice, *, wait_s: float, error: 
 
 
 async def mark_failed(conn: Connection, notice: Notice, error: str) -> None:
-    """The outside refuses it for good; `retry_failed` tries it again once the cause is mended."""
-    await conn.execute(
-        "UPDATE notices SET status = 'failed', due_at = NULL, error = %s"
-        " WHERE id = %s AND attempt = %s AND status = 'sending'",
-        (error, notice.id, notice.attempt),
+    """The outside refuses it for good, which is an alarm; `retry_failed` tries it again once the cause is mended."""
+    async with conn.transaction():
+        ours = await conn.execute(
+            "UPDATE notices SET status = 'failed', due_at = NULL, error = %s"
+            " WHERE id = %s AND attempt = %s AND status = 'sending'",
+            (error, notice.id, notice.attempt),
+        )
+        if ours.rowcount and notice.kind != "alarm":
+            await raise_alarm(conn, notice.thread_id)
+
+
+async def failures_of(conn: Connection, thread_id: str) -> list[tuple[str, str]]:
+    """Kind and error of what the outside refuses to show of this thread."""
+    rows = await conn.execute(
+        "SELECT kind, error FROM notices WHERE thread_id = %s AND status = 'failed' AND kind <> 'alarm' ORDER BY id",
+        (thread_id,),
     )
+    return [(row["kind"], row["error"]) for row in await rows.fetchall()]
 
 
 async def retry_failed(conn: Connection) -> int:

@@ -32,6 +32,8 @@ class Settings(BaseSettings):
     slack_signing_secret: SecretStr | None = None
     slack_app_token: SecretStr | None = None
     slack_channel: str | None = None
+    # Where the operators are told of threads that need them; unset: in SLACK_CHANNEL.
+    slack_ops_channel: str | None = None
     slack_api_url: str = "https://slack.com/api/"
 
     # The model that advises on claims. An explicit base URL wins; else OpenRouter's for its key, else OpenAI's.
@@ -70,7 +72,7 @@ class Settings(BaseSettings):
     def _ends_with_a_slash(cls, url: str) -> str:
         return url if url.endswith("/") else url + "/"
 
-    @field_validator("slack_channel")
+    @field_validator("slack_channel", "slack_ops_channel")
     @classmethod
     def _is_a_channel_id(cls, channel: str | None) -> str | None:
         if channel is not None and not re.fullmatch(r"[CGD][A-Z0-9]{2,}", channel):

@@ -44,10 +44,11 @@ _READY_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """How one drive ended: `outcome` as of `drive`, or `failed` (the reason is in the thread's row), or `lost`: the
-    child could not work, or died."""
+    """How one drive ended: `outcome` as of `drive`, with the `reason` if it is stuck; or `failed`: a step, which will
+    be tried again; or `lost`: the child could not work, or died."""
 
     outcome: str | None = None
+    reason: str | None = None
     failed: str | None = None
     lost: str | None = None
 
@@ -194,6 +195,7 @@ async def _serve_one(conn: Connection, sock: socket.socket, graph: Graph, drive_
     import psycopg
 
     from flow.errors import DriveFailed
+    from flow.threads import thread_of
 
     await rehearse(conn, graph)
     sock.sendall(b"%d\n" % os.getpid())
@@ -204,7 +206,9 @@ async def _serve_one(conn: Connection, sock: socket.socket, graph: Graph, drive_
     thread_id = await _job(sock)
     loop.remove_reader(conn.fileno())
     try:
-        report: dict[str, str] = {"outcome": await drive_one(conn, thread_id)}
+        report: dict[str, str | None] = {"outcome": await drive_one(conn, thread_id)}
+        if report["outcome"] == "stuck":
+            report["reason"] = (await thread_of(conn, thread_id)).reason
     except DriveFailed as exc:
         report = {"failed": exc.reason}
     except psycopg.OperationalError as exc:

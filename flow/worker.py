@@ -212,6 +212,6 @@ class Worker:
         elif report.failed is not None:
             log.warning("thread %s: a step failed and will be tried again: %s", thread_id, report.failed)
         elif report.outcome == "stuck":
-            log.error("thread %s is stuck: see `claim_flow.py show --thread %s`", thread_id, thread_id)
+            log.error("thread %s needs a person: %s", thread_id, report.reason)
         else:
             log.info("thread %s: %s", thread_id, report.outcome)

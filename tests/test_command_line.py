@@ -479,8 +479,12 @@ async def test_a_stuck_thread_says_so_on_its_card_and_is_paid_when_it_is_tried_a
     await break_table(conn, "payments", "INSERT", BROKEN)
     await decide(conn, waiting, ANN, YES)
     await conn.execute("UPDATE threads SET attempts = 19")
-    assert terminal.run("work", "--once").code == 0
-    card = "SELECT kind, version FROM notices ORDER BY kind"
+    worked = terminal.run("work", "--once")
+    assert worked.code == 0
+    # With the reason, for whoever reads the log.
+    assert re.search(r"thread t1 needs a person: .*the bank is closed", worked.err)
+    assert await value(conn, "SELECT status FROM notices WHERE kind = 'alarm'") == "pending"
+    card = "SELECT kind, version FROM notices WHERE kind <> 'alarm' ORDER BY kind"
     told = [(row["kind"], row["version"]) for row in await all_rows(conn, card)]
     assert await statuses(conn) == {"t1": "stuck"}
     assert [kind for kind, _ in told] == ["card", "reply"]

@@ -13,7 +13,7 @@ import pytest
 
 from bot import deliver
 from bot.deliver import Deliverer
-from flow import notices
+from flow import notices, threads
 from flow.approvals import approval_of, decide
 from flow.database import Connection, connect
 from flow.drive import Graph, drive
@@ -31,6 +31,8 @@ _PATIENCE_S = 2.0
 
 
 _BETWEEN_POSTS_S = deliver._BETWEEN_POSTS_S
+
+OPS_CHANNEL = "C02RND"
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +62,7 @@ async def deliverer(proxy: FaultProxy) -> AsyncIterator[Deliverer]:
 @contextlib.asynccontextmanager
 async def deliverer_at(proxy: FaultProxy, *, patience_s: float = _PATIENCE_S) -> AsyncIterator[Deliverer]:
     async with client_of(proxy.api_url, timeout_s=patience_s) as client:
-        yield Deliverer(client, CHANNEL)
+        yield Deliverer(client, CHANNEL, ops_channel=OPS_CHANNEL)
 
 
 # Posting once
@@ -218,7 +220,10 @@ async def test_a_card_that_slack_refuses_fails_with_the_fix_and_its_request_stay
 ) -> None:
     interrupt_id = await ask(conn)
     proxy.fail("chat.postMessage", "error", error=error)
-    assert await deliverer.sweep(conn) == (0, 1)
+    # The operators are told at once.
+    assert await deliverer.sweep(conn) == (1, 1)
+    [told] = await slack.messages(OPS_CHANNEL)
+    assert told["text"].startswith(f"🚨 Thread t1 needs somebody.\nSlack refuses its card: {error}: ")
     row = await notice(conn)
     assert row["status"] == "failed"
     assert row["error"].startswith(f"{error}: ")
@@ -243,7 +248,8 @@ async def test_a_change_that_slack_refuses_fails_with_the_fix_and_its_request_st
     assert await deliverer.sweep(conn) == (1, 0)
     await notices.change_card(conn, interrupt_id)
     proxy.fail("chat.update", "error", error=error)
-    assert await deliverer.sweep(conn) == (0, 1)
+    # The operators are told at once.
+    assert await deliverer.sweep(conn) == (1, 1)
     row = await notice(conn)
     assert row["status"] == "failed"
     assert row["error"].startswith(f"{error}: ")
@@ -257,7 +263,7 @@ async def test_a_refused_card_is_posted_once_its_cause_is_mended(
 ) -> None:
     await ask(conn)
     proxy.fail("chat.postMessage", "error", error="not_in_channel")
-    assert await deliverer.sweep(conn) == (0, 1)
+    assert await deliverer.sweep(conn) == (1, 1)
     assert await notices.retry_failed(conn) == 1
     assert await deliverer.sweep(conn) == (1, 0)
     assert len(await slack.messages(CHANNEL)) == 1
@@ -272,7 +278,7 @@ async def test_a_decision_shows_on_a_card_whose_last_change_was_refused(
     await deliverer.sweep(conn)
     await notices.change_card(conn, interrupt_id)
     proxy.fail("chat.update", "error", error="is_archived")
-    assert await deliverer.sweep(conn) == (0, 1)
+    assert await deliverer.sweep(conn) == (1, 1)
 
     await decide(conn, interrupt_id, ALICE, NO)
     assert await deliverer.sweep(conn) == (1, 0)
@@ -461,7 +467,82 @@ async def test_a_reply_waits_until_its_card_is_posted(
     assert (below["thread_ts"], below["text"]) == (card["ts"], "Nothing was paid: rejected.")
 
 
+# Alarms
+
+
+@pytest.mark.parametrize("status", ["stuck", "unknown"])
+async def test_the_operators_are_told_of_a_thread_that_needs_them_and_what_to_do(
+    slack: LocalSlack, deliverer: Deliverer, conn: Connection, status: str
+) -> None:
+    await troubled(conn, status)
+    assert await deliverer.sweep(conn) == (1, 0)
+    [told] = await slack.messages(OPS_CHANNEL)
+    assert told["text"].startswith("🚨 Thread t1 needs somebody.\n")
+    assert "the &lt;bank&gt; is closed" in told["text"]
+    fix = "claim_flow.py retry --thread t1" if status == "stuck" else "claim_flow.py payments resolve t1 --paid REF"
+    assert fix in told["text"]
+    assert await slack.messages(CHANNEL) == []
+
+
+@pytest.mark.parametrize("kind", ["lost_reply", "drop", "503", "429"])
+async def test_an_alarm_is_said_once_whatever_happens_to_it(
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, kind: FaultKind
+) -> None:
+    await troubled(conn)
+    proxy.fail("chat.postMessage", kind)
+    assert await deliverer.sweep(conn) == (0, 1)
+    await make_due(conn, deliverer)
+    assert await deliverer.sweep(conn) == (1, 0)
+    assert len(await slack.messages(OPS_CHANNEL)) == 1
+
+
+async def test_a_second_trouble_of_a_thread_is_told_too(
+    slack: LocalSlack, deliverer: Deliverer, conn: Connection
+) -> None:
+    await troubled(conn)
+    await deliverer.sweep(conn)
+    await notices.raise_alarm(conn, "t1")
+    await deliverer.sweep(conn)
+    assert len(await slack.messages(OPS_CHANNEL)) == 2
+
+
+async def test_nobody_is_called_for_a_thread_that_needs_nobody_any_more(
+    slack: LocalSlack, deliverer: Deliverer, conn: Connection
+) -> None:
+    await troubled(conn)
+    await threads.wake(conn, "t1")
+    assert await deliverer.sweep(conn) == (1, 0)
+    assert await slack.messages(OPS_CHANNEL) == []
+
+
+async def test_an_alarm_that_slack_refuses_raises_none(
+    proxy: FaultProxy, deliverer: Deliverer, conn: Connection
+) -> None:
+    await troubled(conn)
+    proxy.fail("chat.postMessage", "error", error="not_in_channel")
+    assert await deliverer.sweep(conn) == (0, 1)
+    assert await deliverer.sweep(conn) == (0, 0)
+    assert (await notice(conn, "alarm"))["status"] == "failed"
+
+
+async def test_without_a_channel_of_their_own_the_operators_are_told_where_the_cards_are(
+    slack: LocalSlack, proxy: FaultProxy, conn: Connection
+) -> None:
+    await troubled(conn)
+    async with client_of(proxy.api_url) as client:
+        assert await Deliverer(client, CHANNEL).sweep(conn) == (1, 0)
+    assert len(await slack.messages(CHANNEL)) == 1
+
+
 # What the tests share
+
+
+async def troubled(conn: Connection, status: str = "stuck") -> None:
+    """The thread t1, as a drive leaves it that needs a person."""
+    thread = await start_claim(conn)
+    async with conn.transaction():
+        await threads.leave(conn, thread, status=status, reason="the <bank> is closed")
+        await notices.raise_alarm(conn, "t1")
 
 
 async def notice(conn: Connection, kind: str = "card") -> dict[str, Any]:

@@ -110,11 +110,11 @@ async def test_a_failed_step_is_put_off_with_its_reason_longer_each_time_and_stu
         backoff = min(600, 2 ** (min(attempt, 10) - 1))
         assert (row["due_at"] - before).total_seconds() >= backoff * 0.75
         assert (row["due_at"] - after).total_seconds() <= backoff * 1.25
-    with pytest.raises(DriveFailed):
-        await run(conn, graph)
+    assert await run(conn, graph) == "stuck"
     row = await thread_row(conn)
     assert (row["status"], row["due"]) == ("stuck", False)
     assert "the bank is closed" in row["reason"]
+    assert await value(conn, "SELECT kind FROM notices") == "alarm"
     await mend_table(conn)
     assert await run(conn, graph) == "stuck"
     assert "the bank is closed" in (await thread_row(conn))["reason"]

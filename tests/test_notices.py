@@ -43,6 +43,15 @@ async def leased(conn: Connection) -> Notice:
     return found
 
 
+async def refuse(conn: Connection) -> None:
+    """What is due is refused, and the operators are told."""
+    await notices.mark_failed(conn, await leased(conn), "not_in_channel")
+    alarm = await notices.lease(conn, "changes")
+    assert alarm is not None
+    assert (alarm.kind, alarm.interrupt_id) == ("alarm", None)
+    await notices.mark_sent(conn, alarm)
+
+
 async def run_out(conn: Connection) -> None:
     """The time of every lease is over."""
     await conn.execute("UPDATE notices SET due_at = clock_timestamp() - interval '1 second' WHERE status = 'sending'")
@@ -216,7 +225,8 @@ async def test_a_notice_that_is_put_off_remembers_whether_it_may_have_been_sent(
 
 async def test_a_refused_notice_waits_for_somebody_to_mend_the_cause(conn: Connection) -> None:
     await ask(conn)
-    await notices.mark_failed(conn, await leased(conn), "not_in_channel")
+    await refuse(conn)
+    assert await notices.failures_of(conn, "t1") == [("card", "not_in_channel")]
     row = await notice(conn)
     assert (row["status"], row["due"], row["error"]) == ("failed", None, "not_in_channel")
     assert await lease(conn) is None
@@ -228,17 +238,17 @@ async def test_a_refused_notice_waits_for_somebody_to_mend_the_cause(conn: Conne
 async def test_only_refused_notices_are_tried_again(conn: Connection) -> None:
     for thread_id in ("refused", "sent", "sending", "pending"):
         await ask(conn, thread_id)
-    await notices.mark_failed(conn, await leased(conn), "not_in_channel")
+    await refuse(conn)
     await notices.mark_sent(conn, await leased(conn))
     await leased(conn)
     assert await notices.retry_failed(conn) == 1
-    rows = await all_rows(conn, "SELECT thread_id, status FROM notices ORDER BY id")
+    rows = await all_rows(conn, "SELECT thread_id, status FROM notices WHERE kind = 'card' ORDER BY id")
     assert [row["status"] for row in rows] == ["pending", "sent", "sending", "pending"]
 
 
 async def test_a_refused_card_is_tried_again_when_it_changes(conn: Connection) -> None:
     interrupt_id = await ask(conn)
-    await notices.mark_failed(conn, await leased(conn), "not_in_channel")
+    await refuse(conn)
     await notices.change_card(conn, interrupt_id)
     assert (await leased(conn)).version == 2
 
