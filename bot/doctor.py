@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from typing import Any
 
 import aiohttp
 import psycopg
 from slack_sdk.errors import SlackApiError
+from slack_sdk.web.async_client import AsyncWebClient
+from slack_sdk.web.async_slack_response import AsyncSlackResponse
 
 from bot.slack_api import FIXES, read_error, slack_client
+from flow.assess import Unanswered, adviser_of
 from flow.database import check_locks, connect, database_url, ensure_schema
 from flow.errors import FlowError
+from flow.model import Claim
+from flow.policy import LIMITS
+from flow.providers import provider_of
 from flow.settings import Settings
+
+_NO_ANSWER = (SlackApiError, aiohttp.ClientError, TimeoutError, OSError)
+
+# Slack's signatures are good for five minutes; a clock that is off by this much will be off by more.
+_CLOCKS_APART_S = 30.0
+
+_SAMPLE = Claim(amount=Decimal("1.00"), currency="USD", payee="nobody", note="A question of the doctor command's.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,16 +49,15 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
     url, finding = await _database(settings)
     yield finding
     if url is not None:
+        yield await _clock(url)
         yield await _locks(url)
+    yield _policy(settings)
+    yield _payments(settings)
+    yield await _model(settings)
     if not settings.slack_is_on:
-        yield Finding(
-            what="Slack",
-            ok=True,
-            found="off",
-            fix="to turn it on, see SLACK_BOT_TOKEN and what belongs to it in .env.example",
-        )
+        fix = "to turn it on, see SLACK_BOT_TOKEN and what belongs to it in .env.example"
+        yield Finding(what="Slack", ok=True, found="off", fix=fix)
         return
-    yield _approvers(settings)
     async for finding in _slack(settings):
         yield finding
 
@@ -61,6 +75,19 @@ async def _database(settings: Settings) -> tuple[str | None, Finding]:
     return url, Finding(what="database", ok=True, found=found)
 
 
+async def _clock(url: str) -> Finding:
+    """Deadlines go by the database's clock, signatures of requests by ours."""
+    async with await connect(url, "door") as conn:
+        row = await (await conn.execute("SELECT extract(epoch FROM clock_timestamp())::float8 AS at")).fetchone()
+        ours = time.time()
+    assert row is not None
+    apart_s = abs(row["at"] - ours)
+    ahead = "ahead of" if row["at"] > ours else "behind"
+    found = f"the database's is {apart_s:.1f} s {ahead} this machine's"
+    ok = apart_s < _CLOCKS_APART_S
+    return Finding(what="clock", ok=ok, found=found, fix="" if ok else "let both machines keep time by NTP")
+
+
 async def _locks(url: str) -> Finding:
     try:
         await check_locks(url)
@@ -69,12 +96,38 @@ async def _locks(url: str) -> Finding:
     return Finding(what="locks", ok=True, found="they hold through this connection")
 
 
-def _approvers(settings: Settings) -> Finding:
+def _policy(settings: Settings) -> Finding:
+    limits = ", ".join(f"{limit} {currency}" for currency, limit in LIMITS.items())
+    asked = f"over {limits}, and in any other currency, one of"
     if not settings.approvers:
-        return Finding(
-            what="approvers", ok=False, found="none: every click will be refused", fix="set APPROVERS to member ids"
-        )
-    return Finding(what="approvers", ok=True, found=", ".join(settings.approver_names))
+        found, fix = f"{asked} nobody: every click will be refused", "set APPROVERS to member ids"
+        # Without Slack the command line decides, and needs no list.
+        return Finding(what="policy", ok=not settings.slack_is_on, found=found, fix=fix)
+    return Finding(what="policy", ok=True, found=f"{asked} {', '.join(settings.approver_names)}")
+
+
+def _payments(settings: Settings) -> Finding:
+    try:
+        provider = provider_of(settings)
+    except FlowError as exc:
+        return Finding(what="payments", ok=False, found=str(exc), fix="complete the settings of PAYMENT_PROVIDER")
+    found = f"by {provider.name} (not asked: only a payment would tell)" if provider else "in our own ledger"
+    return Finding(what="payments", ok=True, found=found)
+
+
+async def _model(settings: Settings) -> Finding:
+    """Asked about a claim of ours: whether it can say something that we understand is what matters."""
+    adviser = adviser_of(settings)
+    if adviser is None:
+        fix = "to be advised, set OPENROUTER_API_KEY or OPENAI_API_KEY"
+        return Finding(what="model", ok=True, found="off", fix=fix)
+    try:
+        _answer, prompt_tokens, completion_tokens = await adviser.ask(_SAMPLE)
+    except Unanswered as exc:
+        fix = "look at OPENAI_BASE_URL, MODEL and the key; claims go on without advice"
+        return Finding(what="model", ok=False, found=f"{adviser.model} at {adviser.base_url}: {exc}", fix=fix)
+    tokens = prompt_tokens + completion_tokens
+    return Finding(what="model", ok=True, found=f"{adviser.model} answers (that took {tokens} tokens)")
 
 
 async def _slack(settings: Settings) -> AsyncIterator[Finding]:
@@ -82,17 +135,61 @@ async def _slack(settings: Settings) -> AsyncIterator[Finding]:
     async with slack_client(settings) as client:
         try:
             who = await client.auth_test()
-            yield Finding(what="Slack token", ok=True, found=f"{who['user']} in {who['team']}")
-            # History, not info: it needs no scope beyond those that delivering needs, and tells membership too.
-            await client.conversations_history(channel=settings.slack_channel, limit=1)
-            yield Finding(what="Slack channel", ok=True, found=settings.slack_channel)
-        except SlackApiError as exc:
-            error = read_error(exc)[1] or str(exc)
-            yield Finding(what="Slack", ok=False, found=error, fix=FIXES.get(error, "see the error at api.slack.com"))
-        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-            yield Finding(
-                what="Slack",
-                ok=False,
-                found=f"no answer from {settings.slack_api_url} ({type(exc).__name__})",
-                fix="check the network, and SLACK_API_URL if it is set",
-            )
+        except _NO_ANSWER as exc:
+            yield _refused("Slack token", settings, exc)
+            return
+        yield Finding(what="Slack token", ok=True, found=f"{who['user']} in {who['team']}")
+        if finding := _scopes(who):
+            yield finding
+        for name, channel in (
+            ("SLACK_CHANNEL", settings.slack_channel),
+            ("SLACK_OPS_CHANNEL", settings.slack_ops_channel),
+        ):
+            if channel is not None:
+                yield await _channel(client, settings, name, channel)
+        if settings.slack_app_token is not None:
+            yield await _app_token(client, settings, settings.slack_app_token.get_secret_value())
+
+
+def _scopes(who: AsyncSlackResponse) -> Finding | None:
+    """Whether the token may do what delivering needs; None if Slack does not say.
+
+    Format: https://api.slack.com/authentication/oauth-v2#check
+    """
+    said = who.headers.get("x-oauth-scopes")
+    if said is None:
+        return None
+    scopes = {scope.strip() for scope in said.split(",")}
+    missing = [name for name in ("chat:write", "channels:history", "groups:history") if name not in scopes]
+    if missing:
+        return Finding(what="Slack scopes", ok=False, found=f"{', '.join(missing)} missing", fix=FIXES["missing_scope"])
+    return Finding(what="Slack scopes", ok=True, found="as in manifest.yml")
+
+
+async def _channel(client: AsyncWebClient, settings: Settings, name: str, channel: str) -> Finding:
+    try:
+        # History, not info: it needs no scope beyond those that delivering needs, and tells membership too.
+        await client.conversations_history(channel=channel, limit=1)
+    except _NO_ANSWER as exc:
+        return _refused(name, settings, exc)
+    return Finding(what=name, ok=True, found=f"{channel}, and the bot is in it")
+
+
+async def _app_token(client: AsyncWebClient, settings: Settings, token: str) -> Finding:
+    try:
+        await client.apps_connections_open(app_token=token)
+    except _NO_ANSWER as exc:
+        wanted = "set SLACK_APP_TOKEN to an app-level token with the scope connections:write"
+        return _refused("SLACK_APP_TOKEN", settings, exc, fix=wanted)
+    return Finding(what="SLACK_APP_TOKEN", ok=True, found="Socket Mode can connect")
+
+
+def _refused(what: str, settings: Settings, exc: Exception, *, fix: str | None = None) -> Finding:
+    if isinstance(exc, SlackApiError):
+        error = read_error(exc)[1] or str(exc)
+        known = FIXES.get(error, "see the error at api.slack.com")
+        if what == "SLACK_OPS_CHANNEL":
+            known = known.replace("SLACK_CHANNEL", what)
+        return Finding(what=what, ok=False, found=error, fix=fix or known)
+    found = f"no answer from {settings.slack_api_url} ({type(exc).__name__})"
+    return Finding(what=what, ok=False, found=found, fix="check the network, and SLACK_API_URL if it is set")

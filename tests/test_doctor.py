@@ -1,0 +1,165 @@
+"""`doctor` looks at everything outside of us that can be wrong, and says what to fix."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp import web
+from pydantic import SecretStr
+
+from bot import doctor
+from bot.doctor import Finding, examine
+from flow.settings import Settings
+from tests.model_server import KEY, FaultyModel, advice, content, error
+
+SCOPES = "chat:write,channels:history,groups:history"
+
+
+@dataclass
+class Slack:
+    """A Slack that knows its methods' errors, and the scopes of its token."""
+
+    scopes: str | None = SCOPES
+    # By method, or by method and channel.
+    errors: dict[str, str] = field(default_factory=dict)
+    url: str = ""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        method, form = request.match_info["method"], {**request.query, **await request.post()}
+        refused = self.errors.get(method) or self.errors.get(f"{method} {form.get('channel')!s}")
+        known: dict[str, Any] = {"user": "claim-flow", "team": "Test", "messages": [], "url": "wss://slack.example"}
+        headers = {"x-oauth-scopes": self.scopes} if self.scopes is not None else {}
+        return web.json_response({"ok": False, "error": refused} if refused else {"ok": True, **known}, headers=headers)
+
+
+@pytest.fixture
+async def slack() -> AsyncIterator[Slack]:
+    made = Slack()
+    app = web.Application()
+    app.router.add_route("*", "/api/{method}", made.answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}/api/"
+    yield made
+    await runner.cleanup()
+
+
+def settings_at(database_url: str, slack: Slack | None = None, **more: Any) -> Settings:
+    if slack is not None:
+        more = {
+            "slack_api_url": slack.url,
+            "slack_bot_token": SecretStr("xoxb-1"),
+            "slack_app_token": SecretStr("xapp-1"),
+            "slack_channel": "C01GEN",
+            "slack_ops_channel": "C02OPS",
+            "approvers": "U01ALICE",
+        } | more
+    return Settings(database_url=SecretStr(database_url), **more)
+
+
+async def findings(settings: Settings) -> dict[str, Finding]:
+    return {finding.what: finding async for finding in examine(settings)}
+
+
+async def test_where_all_is_well_nothing_is_wrong(database_url: str, slack: Slack) -> None:
+    found = await findings(settings_at(database_url, slack))
+    assert [finding.what for finding in found.values() if not finding.ok] == []
+    assert list(found) == [
+        *("database", "clock", "locks", "policy", "payments", "model"),
+        *("Slack token", "Slack scopes", "SLACK_CHANNEL", "SLACK_OPS_CHANNEL", "SLACK_APP_TOKEN"),
+    ]
+    assert found["policy"].found == "over 100 USD, and in any other currency, one of U01ALICE"
+    assert found["clock"].found.startswith("the database's is 0.")
+
+
+@pytest.mark.parametrize(("shift_s", "word"), [(-45.0, "ahead of"), (45.0, "behind")])
+async def test_a_clock_that_is_wrong_is_found(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, shift_s: float, word: str
+) -> None:
+    monkeypatch.setattr("bot.doctor.time", SimpleNamespace(time=lambda: time.time() + shift_s))
+    clock = (await findings(settings_at(database_url)))["clock"]
+    assert not clock.ok
+    assert f"{word} this machine's" in clock.found
+    assert "NTP" in clock.fix
+
+
+@pytest.mark.parametrize(
+    ("errors", "what", "fix"),
+    [
+        ({"auth.test": "invalid_auth"}, "Slack token", "set SLACK_BOT_TOKEN"),
+        ({"auth.test": "token_revoked"}, "Slack token", "install the app again"),
+        ({"conversations.history C01GEN": "not_in_channel"}, "SLACK_CHANNEL", "invite the bot to SLACK_CHANNEL"),
+        (
+            {"conversations.history C02OPS": "not_in_channel"},
+            "SLACK_OPS_CHANNEL",
+            "the bot to SLACK_OPS_CHANNEL",
+        ),
+        ({"conversations.history C02OPS": "channel_not_found"}, "SLACK_OPS_CHANNEL", "set SLACK_OPS_CHANNEL to"),
+        ({"apps.connections.open": "invalid_auth"}, "SLACK_APP_TOKEN", "connections:write"),
+    ],
+    ids=str,
+)
+async def test_what_slack_refuses_is_said_with_its_fix(
+    database_url: str, slack: Slack, errors: dict[str, str], what: str, fix: str
+) -> None:
+    slack.errors = errors
+    found = await findings(settings_at(database_url, slack))
+    assert [finding.what for finding in found.values() if not finding.ok] == [what]
+    assert found[what].found == next(iter(errors.values()))
+    assert fix in found[what].fix
+
+
+async def test_a_missing_scope_is_found(database_url: str, slack: Slack) -> None:
+    slack.scopes = "chat:write, groups:history"
+    scopes = (await findings(settings_at(database_url, slack)))["Slack scopes"]
+    assert (scopes.ok, scopes.found) == (False, "channels:history missing")
+    assert "manifest.yml" in scopes.fix
+
+
+async def test_a_slack_that_does_not_say_its_scopes_is_believed(database_url: str, slack: Slack) -> None:
+    slack.scopes = None
+    assert "Slack scopes" not in await findings(settings_at(database_url, slack))
+
+
+async def test_a_slack_that_is_not_there_is_said(database_url: str, slack: Slack) -> None:
+    settings = settings_at(database_url, slack, slack_api_url="http://127.0.0.1:9/api/")
+    token = (await findings(settings))["Slack token"]
+    assert not token.ok
+    assert "no answer from http://127.0.0.1:9/api/" in token.found
+
+
+async def test_slack_without_approvers_is_wrong_and_the_command_line_without_them_is_not(
+    database_url: str, slack: Slack
+) -> None:
+    policy = (await findings(settings_at(database_url, slack, approvers="")))["policy"]
+    assert (policy.ok, "APPROVERS" in policy.fix) == (False, True)
+    assert (await findings(settings_at(database_url)))["policy"].ok
+
+
+async def test_a_model_that_answers_is_fine_and_one_that_does_not_is_said(database_url: str) -> None:
+    async with FaultyModel(content(advice()), error(401, f"no such key: {KEY}")) as server:
+        settings = settings_at(database_url, openai_api_key=SecretStr(KEY), openai_base_url=server.base_url)
+        model = (await findings(settings))["model"]
+        assert (model.ok, model.found) == (True, "gpt-5-mini answers (that took 120 tokens)")
+        model = (await findings(settings))["model"]
+    assert not model.ok
+    assert "OPENAI_BASE_URL" in model.fix
+    assert KEY not in model.found
+
+
+async def test_a_payment_service_without_an_address_is_said(database_url: str) -> None:
+    payments = (await findings(settings_at(database_url, payment_provider="http")))["payments"]
+    assert not payments.ok
+    assert "PAYMENT_URL is not set" in payments.found
+    assert (await findings(settings_at(database_url)))["payments"].found == "in our own ledger"
+
+
+def test_the_sample_is_a_claim_that_nobody_pays() -> None:
+    assert (doctor._SAMPLE.amount, doctor._SAMPLE.payee) == (Decimal("1.00"), "nobody")
