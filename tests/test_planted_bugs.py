@@ -1,0 +1,344 @@
+"""The suite's own test: one-line bugs, each planted in a copy of the code, must turn the named tests red.
+
+Slow, so it runs by its marker and before a release: `pytest -m planted`. Whoever changes a line that a bug is planted
+in gets to know of it: each must be found exactly once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.processes import ROOT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bug:
+    """`old` becomes `new` in `file`, and one of `tests` (files, or tests in them) must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+BUGS = [
+    Bug(
+        name="a click is acknowledged before it is committed",
+        file="bot/slack.py",
+        old="        note = await _decide(pool, click, own_team, background)\n",
+        new="        note = None\n        background.spawn(_decide(pool, click, own_team, background))\n",
+        tests="test_slack_clicks.py",
+    ),
+    Bug(
+        name="a click that could not be committed is acknowledged",
+        file="bot/slack.py",
+        old='return BoltResponse(status=503, body="not recorded")',
+        new='return BoltResponse(status=200, body="not recorded")',
+        tests="test_slack_clicks.py",
+    ),
+    Bug(
+        name="requests are not verified",
+        file="bot/slack.py",
+        old="if not is_signed(signing_secret, request.headers, body, now=time.time()):",
+        new="if not request.headers:",
+        tests="test_slack_requests.py",
+    ),
+    Bug(
+        name="old signatures are good for ever",
+        file="bot/slack.py",
+        old="if abs(now - int(timestamp)) > _TOLERANCE_S:",
+        new="if abs(now - int(timestamp)) < 0:",
+        tests="test_slack_requests.py",
+    ),
+    Bug(
+        name="a bare member id names members of every team",
+        file="bot/slack.py",
+        old="if (click.team_id or click.enterprise_id) in own_team else set())",
+        new="if own_team else set())",
+        tests="test_slack_clicks.py",
+    ),
+    Bug(
+        name="a thread has no lock",
+        file="flow/threads.py",
+        old='    return bool(row["got"])',
+        new="    return True",
+        tests="test_drive.py test_many_at_once.py",
+    ),
+    Bug(
+        name="what has happened before the lock was taken is not looked at",
+        file="flow/threads.py",
+        old='" WHERE thread_id = %s AND status <> ALL(%s) AND attempts < %s RETURNING {columns}"',
+        new='" WHERE thread_id = %s AND %s::text[] IS NOT NULL AND attempts < %s RETURNING {columns}"',
+        tests="test_drive.py",
+    ),
+    Bug(
+        name="a drive ends although it was woken meanwhile",
+        file="flow/threads.py",
+        old='        " WHERE thread_id = %s AND wakes = %s",',
+        new='        " WHERE thread_id = %s AND %s >= 0",',
+        tests="test_drive.py test_many_at_once.py",
+    ),
+    Bug(
+        name="attempts are not counted",
+        file="flow/threads.py",
+        old="driven_at = clock_timestamp(), attempts = attempts + 1,",
+        new="driven_at = clock_timestamp(), attempts = attempts,",
+        tests="test_drive_hazards.py",
+    ),
+    Bug(
+        name="a driver that overstays is never evicted",
+        file="flow/threads.py",
+        old="SELECT pg_terminate_backend(l.pid, 2000) AS gone",
+        new="SELECT l.pid < 0 AS gone",
+        tests="test_kills.py",
+    ),
+    Bug(
+        name="the flow is resumed without an interrupt id",
+        file="flow/drive.py",
+        old="return await run.on(Command(resume=verdicts)) if verdicts else state",
+        new="return await run.on(Command(resume=next(iter(verdicts.values())))) if verdicts else state",
+        tests="test_drive.py test_drive_hazards.py",
+    ),
+    Bug(
+        name="a thread that looks finished is finished",
+        file="flow/drive.py",
+        old="    if state.tasks:\n        return await run.on(None)",
+        new="    if state.next:\n        return await run.on(None)",
+        tests="test_drive_hazards.py",
+    ),
+    Bug(
+        name="a truthy answer is an approval",
+        file="flow/claims.py",
+        old='approved = isinstance(verdict, dict) and verdict.get("approved") is True',
+        new="approved = bool(verdict)",
+        tests="test_drive_hazards.py",
+    ),
+    Bug(
+        name="what was approved is not checked before the payment",
+        file="flow/claims.py",
+        old="        await _check_approved(conn, state, claim)\n",
+        new="",
+        tests="test_drive_hazards.py",
+    ),
+    Bug(
+        name="payments have no unique key",
+        file="flow/migrations/0001_threads_approvals_payments.sql",
+        old='thread_id text COLLATE "C" NOT NULL UNIQUE REFERENCES threads,',
+        new='thread_id text COLLATE "C" NOT NULL REFERENCES threads,',
+        tests="test_drive.py test_database.py",
+    ),
+    Bug(
+        name="each attempt to pay outside has a key of its own",
+        file="flow/payments.py",
+        old="        key=payment.idempotency_key,",
+        new='        key=f"{payment.idempotency_key}:{payment.attempts}",',
+        tests="test_payments.py",
+    ),
+    Bug(
+        name="a key that may be forgotten is used again",
+        file="flow/payments.py",
+        old="if payment.attempts > 1 and await _age_s(pen, payment) > provider.key_lifetime_s - _KEY_MARGIN_S:",
+        new="if payment.attempts > 100:",
+        tests="test_payments.py",
+    ),
+    Bug(
+        name="the intent is not committed before the call",
+        file="flow/claims.py",
+        old='    if payment.status == "intended" and pen.provider is not None:\n        payment',
+        new='        if payment.status == "intended" and pen.provider is not None:\n'
+        "            await pen.provider.pay(payments.Order(key=str(payment.idempotency_key), thread_id=thread_id,"
+        " amount=claim.amount, currency=claim.currency, payee=claim.payee))\n"
+        '    if payment.status == "intended" and pen.provider is not None:\n        payment',
+        tests="test_payments.py",
+    ),
+    Bug(
+        name="Stripe's retries are left on",
+        file="flow/stripe_provider.py",
+        old="max_network_retries=0,",
+        new="max_network_retries=2,",
+        tests="test_stripe.py",
+    ),
+    Bug(
+        name="a decision does not look again under the lock",
+        file="flow/approvals.py",
+        old="        approval = await approval_of(conn, interrupt_id, lock=True)\n        _check_person",
+        new="        approval = await approval_of(conn, interrupt_id)\n        _check_person",
+        tests="test_approvals.py",
+    ),
+    Bug(
+        name="anybody decides",
+        file="flow/approvals.py",
+        old="    if not names_person(approval.approvers, person):",
+        new="    if not person.names:",
+        tests="test_approvals.py",
+    ),
+    Bug(
+        name="everybody may decide their own request",
+        file="flow/approvals.py",
+        old="    if approval.requested_by in person.names:",
+        new="    if not person.names:",
+        tests="test_approvals.py",
+    ),
+    Bug(
+        name="what the person was shown does not matter",
+        file="flow/approvals.py",
+        old="        if verdict.request_hash not in (None, approval.request_hash):",
+        new='        if verdict.request_hash == "":',
+        tests="test_approvals.py",
+    ),
+    Bug(
+        name="a decision does not wake its thread",
+        file="flow/approvals.py",
+        old="    assert row is not None\n    await threads.wake(conn, approval.thread_id)",
+        new="    assert row is not None",
+        tests="test_approvals.py test_drive.py",
+    ),
+    Bug(
+        name="a second verdict replaces the first",
+        file="flow/approvals.py",
+        old="[verdict.verdict]:\n        return",
+        new="[verdict.verdict] or approval:\n        return",
+        tests="test_approvals.py",
+    ),
+    Bug(
+        name="Slack's retries are left on",
+        file="bot/slack_api.py",
+        old="            retry_handlers=[],\n",
+        new="",
+        tests="test_deliver.py",
+    ),
+    Bug(
+        name="a message whose posting got no answer is posted again without a look",
+        file="bot/deliver.py",
+        old="        if not copies and notice.ambiguous:",
+        new="        if not copies and notice.version < 0:",
+        tests="test_deliver.py",
+    ),
+    Bug(
+        name="a card is changed as it was posted, not as it is",
+        file="bot/deliver.py",
+        old="            copies = await self._update(conn, copies, text=text, blocks=shown)",
+        new="            copies = await self._update(conn, copies, text=text)",
+        tests="test_deliver.py",
+    ),
+    Bug(
+        name="Slack's wish for quiet is not heard",
+        file="bot/deliver.py",
+        old="        while self._not_before <= clock() < deadline:",
+        new="        while clock() < deadline:",
+        tests="test_deliver.py",
+    ),
+    Bug(
+        name="a deliverer whose lease ran out records what another one sent",
+        file="flow/notices.py",
+        old="""ambiguous = false, error = NULL WHERE id = %(id)s AND attempt = %(attempt)s AND status = 'sending'",""",
+        new="""ambiguous = false, error = NULL WHERE id = %(id)s AND %(attempt)s > 0",""",
+        tests="test_notices.py",
+    ),
+    Bug(
+        name="a card that changed while it was shown is not shown again",
+        file="flow/notices.py",
+        old='''"UPDATE notices SET status = CASE WHEN version = %(version)s THEN 'sent' ELSE 'pending' END,"
+        " due_at = CASE WHEN version = %(version)s THEN NULL ELSE clock_timestamp() END,"''',
+        new='''"UPDATE notices SET status = CASE WHEN %(version)s > 0 THEN 'sent' ELSE 'pending' END,"
+        " due_at = CASE WHEN %(version)s > 0 THEN NULL ELSE clock_timestamp() END,"''',
+        tests="test_notices.py",
+    ),
+    Bug(
+        name="a thread that is stuck calls nobody",
+        file="flow/drive.py",
+        old="    if needs_a_person:\n        await notices.raise_alarm(conn, thread_id)\n",
+        new="",
+        tests="test_drive_hazards.py",
+    ),
+    Bug(
+        name="the ear is not opened again after an outage",
+        file="flow/database.py",
+        old="                await listen(conn)\n                pause = 0.1",
+        new="                if pause == 0.1:\n                    await listen(conn)",
+        tests="test_database.py",
+    ),
+    Bug(
+        name="children live on when their worker dies",
+        file="flow/standby.py",
+        old="                lines.read()\n        # The worker",
+        new="                return\n        # The worker",
+        tests="test_kills.py",
+    ),
+    Bug(
+        name="equal calls are one effect",
+        file="flow/effects.py",
+        old="equal = next(drive.counts[place.run, self._name, fingerprint])",
+        new="equal = 0",
+        tests="test_effects.py",
+    ),
+    Bug(
+        name="equal calls are counted on when a node runs again",
+        file="flow/effects.py",
+        old="run=(info.checkpoint_ns, info.task_id, info.node_attempt),",
+        new="run=(),",
+        tests="test_effects.py",
+    ),
+    Bug(
+        name="a call that may be under way is made again",
+        file="flow/effects.py",
+        old=''' WHERE e.status = 'started' AND e.lease_until <= clock_timestamp()"''',
+        new=''' WHERE e.status = 'started'"''',
+        tests="test_effects.py",
+    ),
+    Bug(
+        name="the context does not travel into thread pools",
+        file="flow/effects.py",
+        old="return submit(self, contextvars.copy_context().run, fn, *args, **kwargs)",
+        new="return submit(self, fn, *args, **kwargs)",
+        tests="test_effects.py",
+    ),
+]
+
+_COPIED = ("bot", "flow", "tests", "claim_flow.py", "manifest.yml", "pyproject.toml", "README.md", ".env.example")
+
+
+@pytest.mark.planted
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("bug", BUGS, ids=str)
+def test_the_suite_goes_red(bug: Bug, tmp_path: Path) -> None:
+    for name in _COPIED:
+        source = ROOT / name
+        copy = shutil.copytree if source.is_dir() else shutil.copy2
+        copy(source, tmp_path / name)
+    plant(bug, tmp_path)
+    wanted = [str(Path("tests") / name) for name in bug.tests.split()]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *wanted],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # 1: tests ran, and some failed.
+    assert done.returncode == 1, f"not caught:\n{done.stdout[-3000:]}{done.stderr[-1000:]}"
+    assert re.search(r"\d+ failed", done.stdout), done.stdout[-3000:]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=str)
+def test_a_bug_can_still_be_planted(bug: Bug) -> None:
+    assert (ROOT / bug.file).read_text().count(bug.old) == 1
+    assert all((ROOT / "tests" / name.partition("::")[0]).exists() for name in bug.tests.split())
+
+
+def plant(bug: Bug, folder: Path) -> None:
+    file = folder / bug.file
+    file.write_text(file.read_text().replace(bug.old, bug.new))
