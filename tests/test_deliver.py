@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from pydantic import SecretStr
 
 from bot import deliver
 from bot.deliver import Deliverer
@@ -17,9 +18,10 @@ from flow import notices, threads
 from flow.approvals import approval_of, decide
 from flow.database import Connection, connect
 from flow.drive import Graph, drive
+from flow.settings import Settings
 from tests.block_kit import buttons_of, findings, words_of
 from tests.fault_proxy import FaultKind, FaultProxy
-from tests.local_slack import CHANNEL, LocalSlack, skip_reason
+from tests.local_slack import BOT_TOKEN, CHANNEL, SIGNING_SECRET, LocalSlack, skip_reason
 from tests.people import ALICE, ANN, BOB, NO, POLICY, YES, ask, start_claim
 from tests.rows import all_rows, one_row, until, value
 from tests.slack_door import client_of
@@ -90,6 +92,22 @@ async def test_a_card_whose_posting_failed_is_in_the_channel_once(
     row = await notice(conn)
     assert (row["status"], row["ambiguous"], row["error"]) == ("sent", False, None)
     assert len(proxy.calls_of("chat.postMessage")) == posts
+
+
+async def test_the_services_own_client_does_not_post_again_behind_our_back(
+    slack: LocalSlack, proxy: FaultProxy, conn: Connection
+) -> None:
+    await ask(conn)
+    proxy.fail("chat.postMessage", "lost_reply")
+    settings = Settings(
+        slack_api_url=proxy.api_url,
+        slack_bot_token=SecretStr(BOT_TOKEN),
+        slack_signing_secret=SecretStr(SIGNING_SECRET),
+        slack_channel=CHANNEL,
+    )
+    async with Deliverer.of(settings) as deliverer:
+        assert await deliverer.sweep(conn) == (0, 1)
+    assert len(await slack.messages(CHANNEL)) == 1
 
 
 async def test_a_failed_posting_is_tried_again_without_anybodys_doing(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import Any
 
 import pytest
+from langgraph.graph import START, StateGraph
+from langgraph.types import interrupt
 
 from flow import claims, threads
 from flow.approvals import approval_of, decide, expire_overdue
@@ -15,6 +17,7 @@ from flow.database import Connection
 from flow.drive import Graph
 from flow.errors import DriveFailed, NotApproved, ThreadExists, UnknownThread
 from flow.model import Claim, request_hash
+from flow.pen import Pen
 from flow.policy import Policy, Tier
 from tests.driving import everything, graph_of, money, run, thread_row, waiting_claim
 from tests.people import ALICE, ANN, BOB, NO, POLICY, YES, start_claim
@@ -102,6 +105,37 @@ async def test_an_expired_claim_ends_unpaid(conn: Connection, graph: Graph) -> N
     assert await run(conn, graph) == "over"
     assert (await thread_row(conn))["status"] == "expired"
     assert await money(conn) == []
+
+
+async def test_of_two_requests_at_once_each_gets_its_own_answer(conn: Connection) -> None:
+    answers: dict[str, bool] = {}
+
+    def asking(name: str) -> Any:
+        def ask(state: claims.State) -> claims.State:
+            tier = asdict(Tier(name=name, approvers=POLICY.approvers))
+            verdict = interrupt({"amount": "250.00", "currency": "USD", "payee": "ACME", "tier": tier})
+            answers[name] = verdict["approved"]
+            return {}
+
+        return ask
+
+    flow = StateGraph(claims.State, context_schema=Pen)
+    for name in ("manager", "director"):
+        flow.add_node(name, asking(name))
+        flow.add_edge(START, name)
+    graph = flow.compile()
+    await start_claim(conn)
+    assert await run(conn, graph) == "waiting"
+    ids = {row["tier"]: row["interrupt_id"] for row in await all_rows(conn, "SELECT * FROM approvals")}
+    assert set(ids) == {"manager", "director"}
+
+    await decide(conn, ids["director"], ALICE, NO)
+    assert await run(conn, graph) == "waiting"
+    assert answers == {"director": False}
+    assert (await approval_of(conn, ids["manager"])).status == "pending"
+    await decide(conn, ids["manager"], BOB, YES)
+    await run(conn, graph)
+    assert answers == {"director": False, "manager": True}
 
 
 async def test_each_tier_is_asked_for_itself(conn: Connection, graph: Graph) -> None:
