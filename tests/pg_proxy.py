@@ -1,6 +1,6 @@
-"""A proxy between processes and a real Postgres server that kills one of them exactly between two round trips.
+"""A proxy between processes and a real Postgres server that strikes exactly between two round trips.
 
-The random kind of kill finds what nobody thought of; this one visits every place there is.
+The random kind of fault finds what nobody thought of; this one visits every place there is.
 """
 
 from __future__ import annotations
@@ -26,26 +26,39 @@ from tests.rows import until
 from tests.wire import _Middleman, _read_message
 
 Role = Literal["door", "drive"]
+Fault = Literal["kill", "stop", "cut", "stall", "look"]
 When = Literal["before", "after"]
+
+# Longer than every patience of a door and than a door's transaction may idle, shorter than a lease or a drive may take.
+STALL_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trap:
-    """Kill the process at the `at`-th round trip (from 1) of a connection, counted from where it names the thread.
+    """A fault at the `at`-th round trip (from 1), counted from where a connection names the thread, or from `arm`.
 
-    `before`: the server never hears of it. `after`: the server has done it, but the process never hears of that.
-    With another signal than SIGKILL, or none, the connection stays: the round trip is held up for the witness only.
+    - `kill`: SIGKILL for the process, and its connection is gone.
+    - `cut`: the connection is gone, the process lives.
+    - `stall`: the round trip arrives STALL_S late.
+    - `stop`: SIGSTOP for the process; the connection stays.
+    - `look`: the round trip is held up for the witness only.
+
+    `before`: the server has not heard of it. `after`: the server has done it, but the process has not heard of that,
+    and if it is killed or cut off it never does.
     """
 
     at: int
+    fault: Fault = "kill"
     when: When = "before"
     role: Role = "drive"
-    signal: signal.Signals | None = signal.SIGKILL
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sprung:
-    """A trap that sprang: the process that it hit, and what the server had done on this connection until then."""
+    """A trap that sprang: the process that it hit, and what the server had done of what was counted until then.
+
+    `thread_id` is empty for a trap that was armed for whatever comes.
+    """
 
     thread_id: str
     trap: Trap
@@ -54,7 +67,7 @@ class Sprung:
 
     @property
     def has_paid(self) -> bool:
-        """Whether a payment of this connection was committed."""
+        """Whether a payment was committed."""
         paying = False
         for statement in self.done:
             if paying and statement == "COMMIT":
@@ -63,21 +76,34 @@ class Sprung:
         return False
 
 
-class KillProxy(_Middleman):
-    """Passes everything on until a trap springs: `async with KillProxy(url) as proxy`, then connect to `proxy.url`.
+@dataclass(kw_only=True)
+class _Counted:
+    """Round trips that are counted together, in words, and the trap that waits among them."""
 
-    A trap is for one connection: the first that names its thread after it was laid. `asked` are the round trips of a
-    thread's connections of one role, in words, a list for each connection, which grows. `witness` is called when a trap
-    has sprung and the session of the process, dead or not, still holds its locks. Linux only: there one end of a Unix
-    socket knows which process is at the other.
+    thread_id: str = ""
+    trap: Trap | None = None
+    done: list[str] = field(default_factory=list)
+
+
+class FaultingProxy(_Middleman):
+    """Passes everything on until a trap springs: `async with FaultingProxy(url) as proxy`, then connect to `proxy.url`.
+
+    A trap that is laid is for one connection: the first that names its thread after that. `asked` are the round trips
+    of a thread's connections of one role, in words, a list for each connection, which grows. A trap that is armed is
+    for all connections together. `witness` is called when a trap has sprung and the session of the process, dead or
+    not, still holds its locks. `stalling` are the round trips that are held up now. Linux only: there one end of a
+    Unix socket knows which process is at the other.
     """
 
     def __init__(self, url: str, witness: Callable[[Sprung], Awaitable[None]] | None = None) -> None:
         super().__init__(url)
         self._witness = witness
         self._traps: dict[tuple[str, str], list[Trap | None]] = {}
+        self._everything: _Counted | None = None
         self.asked: dict[tuple[str, str], list[list[str]]] = {}
         self.sprung: list[Sprung] = []
+        self.stalling = 0
+        self._sessions: list[_Session] = []
 
     async def __aenter__(self) -> Self:
         self._folder = tempfile.mkdtemp(prefix="cf-")
@@ -92,6 +118,11 @@ class KillProxy(_Middleman):
         await super().__aexit__(*exc)
         shutil.rmtree(self._folder)
 
+    @property
+    def logged_in(self) -> int:
+        """How many connections have got as far as to ask something."""
+        return sum(session.greeted for session in self._sessions)
+
     def lay(self, thread_id: str, *traps: Trap | None) -> None:
         """Lay traps for the next connections that name this thread, one for each (None lets one drive through); and
         note what they ask."""
@@ -100,9 +131,16 @@ class KillProxy(_Middleman):
             laid = self._traps.setdefault((thread_id, role), [])
             laid.extend(trap for trap in traps if role == (trap.role if trap else "drive"))
 
+    def arm(self, trap: Trap | None = None) -> list[str]:
+        """Count whatever is asked from now on, by all connections together, and spring the trap there. Gives what was
+        counted, in words: a list that grows."""
+        self._everything = _Counted(trap=trap)
+        return self._everything.done
+
     async def _serve(self, startup: bytes, reader: StreamReader, writer: StreamWriter) -> None:
         up_reader, up_writer = await self._dial(startup)
         session = _Session(role=_role_of(startup), pid=_pid_of(writer), writer=writer)
+        self._sessions.append(session)
         async with asyncio.TaskGroup() as pumps:
             pumps.create_task(session.answer(up_reader))
             with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -117,46 +155,55 @@ class KillProxy(_Middleman):
             session.note(kind, message)
             session.batch += message
             if kind in b"QS":
-                trap = self._trap_at(session)
-                if trap and trap.when == "before":
-                    await self._spring(session, trap)
+                counted = self._count(session)
+                trap = counted.trap if counted and counted.trap and counted.trap.at == len(counted.done) else None
+                if counted and trap and trap.when == "before":
+                    await self._spring(session, counted, trap)
                 session.asked += 1
                 session.mute = bool(trap and trap.when == "after")
                 up_writer.write(session.take_batch())
-                if trap and trap.when == "after":
+                if counted and trap and trap.when == "after":
                     await session.all_answered()
-                    await self._spring(session, trap)
+                    await self._spring(session, counted, trap)
                     session.unmute()
             elif kind in b"HXpdcf":
                 up_writer.write(session.take_batch())
 
-    def _trap_at(self, session: _Session) -> Trap | None:
-        """The trap of this round trip, if there is one; the round trip is noted."""
-        if session.thread_id is None:
-            for (thread_id, role), traps in self._traps.items():
-                if role == session.role and thread_id.encode() in session.batch:
-                    session.thread_id = thread_id
-                    session.trap = traps.pop(0) if traps else None
-                    self.asked[thread_id, role].append(session.done)
-        statement = session.take_statements()
-        if session.thread_id is None:
-            return None
-        session.done.append(statement)
-        return session.trap if session.trap and session.trap.at == len(session.done) else None
+    def _count(self, session: _Session) -> _Counted | None:
+        """Count this round trip, if it is one that counts."""
+        statement, counted = session.take_statements(), self._everything or session.counted or self._named_by(session)
+        session.counted = counted
+        if counted:
+            counted.done.append(statement)
+        return counted
 
-    async def _spring(self, session: _Session, trap: Trap) -> None:
-        assert session.thread_id is not None
-        if trap.signal:
-            os.kill(session.pid, trap.signal)
-        done = session.done if trap.when == "after" else session.done[:-1]
-        sprung = Sprung(thread_id=session.thread_id, trap=trap, pid=session.pid, done=tuple(done))
-        if trap.signal == signal.SIGSTOP:
+    def _named_by(self, session: _Session) -> _Counted | None:
+        for (thread_id, role), traps in self._traps.items():
+            if role == session.role and thread_id.encode() in session.batch:
+                counted = _Counted(thread_id=thread_id, trap=traps.pop(0) if traps else None)
+                self.asked[thread_id, role].append(counted.done)
+                return counted
+        return None
+
+    async def _spring(self, session: _Session, counted: _Counted, trap: Trap) -> None:
+        if trap.fault == "kill":
+            os.kill(session.pid, signal.SIGKILL)
+        elif trap.fault == "stop":
+            os.kill(session.pid, signal.SIGSTOP)
             await until(lambda: _is_stopped(session.pid))
+        done = counted.done if trap.when == "after" else counted.done[:-1]
+        sprung = Sprung(thread_id=counted.thread_id, trap=trap, pid=session.pid, done=tuple(done))
         if self._witness:
             await self._witness(sprung)
         self.sprung.append(sprung)
-        if trap.signal == signal.SIGKILL:
+        if trap.fault in ("kill", "cut"):
             raise ConnectionAbortedError
+        if trap.fault == "stall":
+            self.stalling += 1
+            try:
+                await asyncio.sleep(STALL_S)
+            finally:
+                self.stalling -= 1
 
 
 @dataclass(kw_only=True)
@@ -166,10 +213,8 @@ class _Session:
     role: str
     pid: int
     writer: StreamWriter
-    thread_id: str | None = None
-    trap: Trap | None = None
-    # The statements of each round trip since the thread was named.
-    done: list[str] = field(default_factory=list)
+    # None until it has done anything that counts.
+    counted: _Counted | None = None
     # The round trip that is being put together.
     batch: bytes = b""
     statements: list[str] = field(default_factory=list)
@@ -178,6 +223,7 @@ class _Session:
     held: bytes = b""
     mute: bool = False
     asked: int = 0
+    greeted: bool = False
     answered: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
 
     def note(self, kind: bytes, message: bytes) -> None:
@@ -209,6 +255,7 @@ class _Session:
                 kind, message = await _read_message(up_reader)
                 self.held += message
                 if kind == b"Z":
+                    self.greeted = True
                     self.answered.release()
                 if not self.mute:
                     self.unmute()

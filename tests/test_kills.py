@@ -34,7 +34,7 @@ from tests.drives import (
     until_settled,
 )
 from tests.people import POLICY, start_claim
-from tests.pg_proxy import KillProxy, Sprung, Trap
+from tests.pg_proxy import FaultingProxy, Sprung, Trap
 from tests.rows import all_rows, until, value
 
 pytestmark = [
@@ -64,7 +64,7 @@ async def proxy(database_url: str, conn: Connection) -> AsyncIterator[Witnessed]
         yield proxy
 
 
-class Witnessed(KillProxy):
+class Witnessed(FaultingProxy):
     """A proxy that looks, at each kill, at what is paid at that moment."""
 
     def __init__(self, url: str, conn: Connection) -> None:
@@ -330,10 +330,10 @@ def everywhere(statements: Sequence[str]) -> list[Trap]:
 def still_at_the_payment(statements: Sequence[str]) -> Trap:
     """SIGSTOP once the payment is written but not committed."""
     [at] = [at for at, statement in enumerate(statements, 1) if statement.startswith("INSERT INTO payments")]
-    return Trap(at=at, when="after", signal=signal.SIGSTOP)
+    return Trap(at=at, when="after", fault="stop")
 
 
-async def drives_undisturbed(proxy: KillProxy, conn: Connection) -> tuple[list[str], list[str], list[str]]:
+async def drives_undisturbed(proxy: FaultingProxy, conn: Connection) -> tuple[list[str], list[str], list[str]]:
     """What drives ask: for a small claim, for a large one until its request, and for that after the approval."""
     for thread_id, amount in (("probe-small", "20"), ("probe-large", "250")):
         proxy.lay(thread_id)
@@ -413,7 +413,7 @@ async def none_is_held(conn: Connection) -> bool:
     return bool(await value(conn, held) == 0)
 
 
-async def has_sprung(proxy: KillProxy) -> bool:
+async def has_sprung(proxy: FaultingProxy) -> bool:
     return bool(proxy.sprung)
 
 

@@ -21,7 +21,7 @@ from tests.chance import seeded
 from tests.command import Running, Terminal, worker
 from tests.drives import approve_all, assert_each_paid_once, assert_never_two_drivers, held_at_payment, until_settled
 from tests.people import ANN, NO, POLICY, YES, start_claim
-from tests.pg_proxy import KillProxy, Sprung, Trap
+from tests.pg_proxy import FaultingProxy, Sprung, Trap
 from tests.rows import all_rows, until, value
 
 ROUNDS = 50
@@ -140,7 +140,7 @@ async def test_a_decision_at_any_step_of_a_drive_is_never_forgotten(
 
     decisions: list[asyncio.Task[None]] = []
     async with (
-        KillProxy(database_url, decide_meanwhile) as proxy,
+        FaultingProxy(database_url, decide_meanwhile) as proxy,
         worker(Terminal(tmp_path, DATABASE_URL=proxy.url), conn),
     ):
         proxy.lay("probe")
@@ -155,9 +155,9 @@ async def test_a_decision_at_any_step_of_a_drive_is_never_forgotten(
         asked = {f"asked-{at:02}": at for at in range(seen + 1, len(asking) + 1)}
         assert asked
         for thread_id, at in asked.items():
-            proxy.lay(thread_id, Trap(at=at, signal=None))
+            proxy.lay(thread_id, Trap(at=at, fault="look"))
         for at in range(1, len(looking) + 1):
-            proxy.lay(f"looked-{at:02}", None, Trap(at=at, signal=None))
+            proxy.lay(f"looked-{at:02}", None, Trap(at=at, fault="look"))
         planned = [*asked, *(f"looked-{at:02}" for at in range(1, len(looking) + 1))]
         for thread_id in planned:
             await start_claim(conn, thread_id, "250")
@@ -227,13 +227,13 @@ async def wake_all(conn: Connection) -> None:
             await threads.wake(conn, row["thread_id"])
 
 
-async def has_looked(proxy: KillProxy, thread_id: str) -> bool:
+async def has_looked(proxy: FaultingProxy, thread_id: str) -> bool:
     """Whether a second drive of this thread has ended."""
     drives = proxy.asked[thread_id, "drive"]
     return len(drives) == 2 and all(drive[-1].startswith("SELECT pg_advisory_unlock") for drive in drives)
 
 
-async def have_sprung(proxy: KillProxy, planned: list[str]) -> bool:
+async def have_sprung(proxy: FaultingProxy, planned: list[str]) -> bool:
     return sorted(sprung.thread_id for sprung in proxy.sprung) == sorted(planned)
 
 
