@@ -7,9 +7,11 @@ temporary directory and ended with the session. No test sees the developer's `.e
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import os
 import subprocess
+import sys
 import uuid
 import warnings
 from collections.abc import AsyncIterator, Iterator
@@ -110,6 +112,18 @@ async def crowd(database_url: str) -> AsyncIterator[list[Connection]]:
 def graph() -> Graph:
     """The claim graph, as every process compiles it once."""
     return compile_graph()
+
+
+@pytest.fixture(scope="module")
+def tally(request: pytest.FixtureRequest) -> Iterator[collections.Counter[str]]:
+    """Counts what the tests of a module do and see, and says it at the end."""
+    counted: collections.Counter[str] = collections.Counter()
+    yield counted
+    capture = request.config.pluginmanager.get_plugin("capturemanager")
+    with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+        figures = ", ".join(f"{count} {what}" for what, count in counted.items())
+        # Not stdout: under pytest-xdist that is no terminal.
+        sys.stderr.write(f"\n{request.path.stem}: {figures}\n")
 
 
 @contextlib.contextmanager

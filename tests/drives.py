@@ -9,6 +9,7 @@ from typing import Any
 from flow.approvals import decide
 from flow.database import Connection, connect, ring
 from tests.people import ANN, YES, start_claim
+from tests.pg_proxy import FaultingProxy
 from tests.rows import all_rows, until, value
 
 # For a hundred deaths on a machine that has other things to do; pytest's own patience ends sooner for most tests.
@@ -65,6 +66,23 @@ async def held_at_payment(
             await until(all_are_held, within_s=60)
 
         yield until_held
+
+
+async def drives_undisturbed(proxy: FaultingProxy, conn: Connection) -> tuple[list[str], list[str], list[str]]:
+    """What drives ask: for a small claim, for a large one until its request, and for that after the approval."""
+    for thread_id, amount in (("probe-small", "20"), ("probe-large", "250")):
+        proxy.lay(thread_id)
+        await start_claim(conn, thread_id, amount)
+    await until_settled(conn)
+    await approve_all(conn, "probe-large")
+    await until_settled(conn)
+    [small], [asking, resumed] = proxy.asked["probe-small", "drive"], proxy.asked["probe-large", "drive"]
+
+    async def all_ended() -> bool:
+        return all(drive[-1].startswith("SELECT pg_advisory_unlock") for drive in (small, asking, resumed))
+
+    await until(all_ended)
+    return small, asking, resumed
 
 
 async def assert_each_paid_once(conn: Connection) -> None:

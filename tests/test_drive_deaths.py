@@ -1,6 +1,6 @@
 """Whatever dies in a drive, wherever: the next one finishes it, and money moves once.
 
-Sessions ended by the server, connections cut at each single message, and a real process killed with SIGKILL.
+Sessions ended by the server, and a process killed with SIGKILL. `test_boundaries_drive.py` visits every round trip.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import LiteralString
 
 import psycopg
@@ -23,7 +22,6 @@ from flow.policy import Policy, Tier
 from tests.people import ALICE, POLICY, YES, start_claim
 from tests.processes import start_process
 from tests.rows import all_rows, break_table, mend_table, one_row, until, until_blocked, value
-from tests.wire import Wire
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +43,6 @@ async def live(conn: Connection, graph: Graph, thread_id: str) -> str:
         )
         await decide(conn, pending["interrupt_id"], ALICE, YES)
     return outcome
-
-
-async def outlive(conn: Connection, graph: Graph, thread_id: str) -> bool:
-    """Whether the rest could be lived: a dead one's lock goes with its session, which takes the server a moment."""
-    return await live(conn, graph, thread_id) == "over"
 
 
 async def assert_lived_once(conn: Connection, thread_id: str) -> None:
@@ -74,27 +67,6 @@ async def assert_lived_once(conn: Connection, thread_id: str) -> None:
         "decisions": [ALICE.key],
         "notices": ["card", "reply"],
     }, thread_id
-
-
-@pytest.mark.parametrize("side", ["cut_before", "cut_after"])
-async def test_a_connection_cut_at_any_message_of_a_claims_life_pays_once(
-    database_url: str, conn: Connection, graph: Graph, side: str
-) -> None:
-    cuts, came_through = 0, False
-    while not came_through:
-        thread_id = f"t{cuts + 1}"
-        await start_claim(conn, thread_id)
-        async with Wire(database_url, **{side: cuts + 1}) as wire, await connect(wire.url, "drive") as victim:
-            try:
-                came_through = await live(victim, graph, thread_id) == "over"
-            except psycopg.OperationalError:
-                cuts += 1
-                assert victim.closed
-        await until(partial(outlive, conn, graph, thread_id))
-    # In the end it came through uncut, after a cut at each message on its way.
-    assert cuts > 40
-    for number in range(cuts + 1):
-        await assert_lived_once(conn, f"t{number + 1}")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """SIGKILL, anywhere: a payment is made once or not at all, and whoever is there afterwards finishes the thread.
 
-Every place where a drive can die is visited once with a proxy that kills between two round trips; random moments are
-tried besides. The processes are those of users: the command line, a worker with its stand-bys.
+At random moments, twice in a row, the whole worker, and processes that stand still; `test_boundaries_*.py` visit every
+place where there is one. The processes are those of users: the command line, a worker with its stand-bys.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import asyncio
 import collections
 import contextlib
 import os
-import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,18 @@ import pytest
 
 from flow.database import Connection
 from flow.drive import Graph, drive
+from tests.boundaries import assert_all_is_well
 from tests.chance import seeded
 from tests.command import Done, Terminal, members_of, worker
 from tests.drives import (
-    SETTLING_S,
     approve_all,
-    assert_each_paid_once,
-    assert_never_two_drivers,
+    drives_undisturbed,
     everything,
     held_at_payment,
     until_settled,
 )
 from tests.people import POLICY, start_claim
-from tests.pg_proxy import FaultingProxy, Sprung, Trap
+from tests.pg_proxy import FaultingProxy, Trap
 from tests.rows import all_rows, until, value
 
 pytestmark = [
@@ -47,78 +45,29 @@ pytestmark = [
 _COMMANDS_AT_ONCE = 3
 
 
-@pytest.fixture(scope="module")
-def tally(request: pytest.FixtureRequest) -> Iterator[collections.Counter[str]]:
-    """Counts kills, and at the end says how many there were and what became of the threads."""
-    counted: collections.Counter[str] = collections.Counter()
-    yield counted
-    capture = request.config.pluginmanager.get_plugin("capturemanager")
-    with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
-        # Not stdout: under pytest-xdist that is no terminal.
-        sys.stderr.write(f"\n{', '.join(f'{count} {what}' for what, count in counted.items())}\n")
-
-
 @pytest.fixture
-async def proxy(database_url: str, conn: Connection) -> AsyncIterator[Witnessed]:
-    async with Witnessed(database_url, conn) as proxy:
+async def proxy(database_url: str) -> AsyncIterator[FaultingProxy]:
+    async with FaultingProxy(database_url) as proxy:
         yield proxy
-
-
-class Witnessed(FaultingProxy):
-    """A proxy that looks, at each kill, at what is paid at that moment."""
-
-    def __init__(self, url: str, conn: Connection) -> None:
-        super().__init__(url, self._look)
-        self._conn = conn
-        self.paid: dict[str, list[dict[str, Any]]] = {}
-
-    async def _look(self, sprung: Sprung) -> None:
-        self.paid[sprung.thread_id] = await payments_of(self._conn, sprung.thread_id)
 
 
 # A drive in a stand-by
 
 
-async def test_a_standby_killed_anywhere_in_its_drive_pays_once(
-    tmp_path: Path, proxy: Witnessed, conn: Connection, tally: collections.Counter[str]
-) -> None:
-    terminal = Terminal(tmp_path, DATABASE_URL=proxy.url, STAND_BY="3")
-    async with worker(terminal, conn):
-        small, asking, resumed = await drives_undisturbed(proxy, conn)
-        for number, trap in enumerate(everywhere(resumed)):
-            # Its first drive is let through.
-            proxy.lay(f"resumed-{number:03}", None, trap)
-            await start_claim(conn, f"resumed-{number:03}", "250")
-        await until_settled(conn)
-        for kind, statements, amount in (("small", small, "20"), ("asking", asking, "250")):
-            for number, trap in enumerate(everywhere(statements)):
-                proxy.lay(f"{kind}-{number:03}", trap)
-                await start_claim(conn, f"{kind}-{number:03}", amount)
-        await approve_all(conn, "resumed-%")
-        planned = sum(len(everywhere(statements)) for statements in (small, asking, resumed))
-        await assert_killed_as_planned(proxy, planned)
-        await until_settled(conn)
-        assert {row["status"] for row in await all_rows(conn, "SELECT status FROM threads")} == {"paid", "waiting"}
-        await approve_all(conn, "asking-%")
-        await until_settled(conn)
-    await assert_all_is_well(conn, proxy)
-    await count(tally, conn, kills=planned)
-
-
 async def test_a_standby_killed_twice_in_one_drive_pays_once(
-    tmp_path: Path, proxy: Witnessed, conn: Connection, tally: collections.Counter[str]
+    tmp_path: Path, proxy: FaultingProxy, conn: Connection, tally: collections.Counter[str]
 ) -> None:
     """The drive that picks up what a dead one left dies too, at the same place and at the next."""
     async with worker(Terminal(tmp_path, DATABASE_URL=proxy.url, STAND_BY="3"), conn):
         small, _, _ = await drives_undisturbed(proxy, conn)
-        places = [trap.at for trap in everywhere(small) if trap.when == "before"][::3]
+        places = range(1, len(small) + 1, 3)
         for at in places:
             proxy.lay(f"twice-{at:03}", Trap(at=at), Trap(at=max(1, at // 2)))
             await start_claim(conn, f"twice-{at:03}", "20")
         await until_settled(conn)
     # The second drive of those that had all but ended may have been shorter than its trap is deep.
     assert len(proxy.sprung) > len(places) * 3 // 2
-    await assert_all_is_well(conn, proxy)
+    await assert_all_is_well(conn)
     await count(tally, conn, kills=len(proxy.sprung))
 
 
@@ -145,35 +94,6 @@ async def test_standbys_killed_at_random_moments_pay_once(
 
 
 # Whole commands
-
-
-async def test_a_start_killed_between_any_two_steps_pays_once(
-    tmp_path: Path, database_url: str, proxy: Witnessed, conn: Connection, tally: collections.Counter[str]
-) -> None:
-    terminal = Terminal(tmp_path, DATABASE_URL=proxy.url)
-    proxy.lay("probe")
-    assert (await terminal.run_meanwhile("start", "--thread", "probe", "--amount", "20")).code == 0
-    [door], [steps] = proxy.asked["probe", "door"], proxy.asked["probe", "drive"]
-    written = [at for at, statement in enumerate(steps, 1) if re.match("INSERT|UPDATE|COMMIT", statement)]
-    filed = door.index("COMMIT") + 1
-    traps = [
-        *(Trap(at=at) for at in written),
-        *(Trap(at=at, when="after") for at in written if steps[at - 1] == "COMMIT"),
-        *(Trap(at=filed, when=when, role="door") for when in ("before", "after")),
-    ]
-    for number, trap in enumerate(traps):
-        proxy.lay(f"start-{number:02}", trap)
-    commands = [["start", "--thread", f"start-{number:02}", "--amount", "20"] for number in range(len(traps))]
-    for done in await run_all(terminal, commands):
-        assert (done.code, done.out, done.err) == (-signal.SIGKILL, "", "")
-    await assert_killed_as_planned(proxy, len(traps))
-
-    # Whoever died before its claim was filed has left nothing at all.
-    assert await value(conn, "SELECT count(*) FROM threads") == len(traps)
-    async with worker(Terminal(tmp_path, DATABASE_URL=database_url), conn):
-        await until_settled(conn)
-    await assert_all_is_well(conn, proxy)
-    await count(tally, conn, kills=len(traps))
 
 
 async def test_commands_killed_at_random_moments_pay_once(
@@ -250,7 +170,7 @@ async def test_a_killed_zygote_is_replaced(
 
 
 async def test_a_command_that_stood_still_for_too_long_writes_nothing_more(
-    tmp_path: Path, database_url: str, proxy: Witnessed, conn: Connection
+    tmp_path: Path, database_url: str, proxy: FaultingProxy, conn: Connection
 ) -> None:
     """As on a laptop whose lid was closed in the midst of the payment."""
     words = ("start", "--thread", "t1", "--amount", "20")
@@ -273,12 +193,12 @@ async def test_a_command_that_stood_still_for_too_long_writes_nothing_more(
     # It has lost its drive, and watches what became of the thread.
     assert (done.code, done.out, done.err) == (0, "t1: 20.00 USD is paid, reference L-t1\n", "")
     assert await everything(conn) == before
-    await assert_all_is_well(conn, proxy)
+    await assert_all_is_well(conn)
     assert (await terminal.run_meanwhile(*words)).out == "t1: 20.00 USD is paid, reference L-t1\n"
 
 
 async def test_a_worker_that_stood_still_for_too_long_writes_nothing_more(
-    tmp_path: Path, database_url: str, proxy: Witnessed, conn: Connection
+    tmp_path: Path, database_url: str, proxy: FaultingProxy, conn: Connection
 ) -> None:
     async with worker(Terminal(tmp_path, DATABASE_URL=proxy.url, DRIVE_TIMEOUT="2"), conn) as one:
         small, _, _ = await drives_undisturbed(proxy, conn)
@@ -300,11 +220,11 @@ async def test_a_worker_that_stood_still_for_too_long_writes_nothing_more(
         # It works on as if nothing had been.
         await start_claim(conn, "t2", "20")
         await until_settled(conn)
-    await assert_all_is_well(conn, proxy)
+    await assert_all_is_well(conn)
 
 
 async def test_a_standby_that_stands_still_is_killed_by_its_worker(
-    tmp_path: Path, proxy: Witnessed, conn: Connection
+    tmp_path: Path, proxy: FaultingProxy, conn: Connection
 ) -> None:
     async with worker(Terminal(tmp_path, DATABASE_URL=proxy.url, DRIVE_TIMEOUT="2"), conn) as busy:
         small, _, _ = await drives_undisturbed(proxy, conn)
@@ -314,40 +234,16 @@ async def test_a_standby_that_stands_still_is_killed_by_its_worker(
         [sprung] = proxy.sprung
         assert f"thread t1: process {sprung.pid} took longer than 2 s and was killed" in busy.err
         await until(lambda: is_gone(sprung.pid))
-    await assert_all_is_well(conn, proxy)
+    await assert_all_is_well(conn)
 
 
 # Helpers
-
-
-def everywhere(statements: Sequence[str]) -> list[Trap]:
-    """Traps at each round trip of a drive that asks this; and after those whose success may go unheard."""
-    places = [at for at, statement in enumerate(statements, 1) if not statement.startswith("PREPARE ")]
-    unheard = [at for at in places if re.match("COMMIT|INSERT INTO payments", statements[at - 1])]
-    return [*(Trap(at=at) for at in places), *(Trap(at=at, when="after") for at in [*unheard, places[-1]])]
 
 
 def still_at_the_payment(statements: Sequence[str]) -> Trap:
     """SIGSTOP once the payment is written but not committed."""
     [at] = [at for at, statement in enumerate(statements, 1) if statement.startswith("INSERT INTO payments")]
     return Trap(at=at, when="after", fault="stop")
-
-
-async def drives_undisturbed(proxy: FaultingProxy, conn: Connection) -> tuple[list[str], list[str], list[str]]:
-    """What drives ask: for a small claim, for a large one until its request, and for that after the approval."""
-    for thread_id, amount in (("probe-small", "20"), ("probe-large", "250")):
-        proxy.lay(thread_id)
-        await start_claim(conn, thread_id, amount)
-    await until_settled(conn)
-    await approve_all(conn, "probe-large")
-    await until_settled(conn)
-    [small], [asking, resumed] = proxy.asked["probe-small", "drive"], proxy.asked["probe-large", "drive"]
-
-    async def all_ended() -> bool:
-        return all(drive[-1].startswith("SELECT pg_advisory_unlock") for drive in (small, asking, resumed))
-
-    await until(all_ended)
-    return small, asking, resumed
 
 
 async def run_all(
@@ -371,26 +267,6 @@ async def run_all(
 
 async def payments_of(conn: Connection, thread_id: str) -> list[dict[str, Any]]:
     return await all_rows(conn, "SELECT * FROM payments WHERE thread_id = %s", thread_id)
-
-
-async def assert_killed_as_planned(proxy: Witnessed, planned: int) -> None:
-    """Each trap springs, and at that moment there was one payment if it had been committed, else none."""
-
-    async def all_sprung() -> bool:
-        return len(proxy.sprung) == planned
-
-    await until(all_sprung, within_s=SETTLING_S)
-    assert {len(proxy.paid[sprung.thread_id]) for sprung in proxy.sprung} == {0, 1}
-    for sprung in proxy.sprung:
-        assert len(proxy.paid[sprung.thread_id]) == sprung.has_paid, sprung
-
-
-async def assert_all_is_well(conn: Connection, proxy: Witnessed | None = None) -> None:
-    """Every thread is paid, once, nobody drove it beside another, and what was paid at a kill is what stands."""
-    await assert_each_paid_once(conn)
-    await assert_never_two_drivers(conn)
-    for thread_id, rows in proxy.paid.items() if proxy else ():
-        assert rows in ([], await payments_of(conn, thread_id))
 
 
 async def count(tally: collections.Counter[str], conn: Connection, *, kills: int) -> None:
