@@ -11,15 +11,18 @@ import collections
 import contextlib
 import os
 import signal
+import statistics
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from flow.database import Connection
+from flow.database import POLL_S, Connection
 from flow.drive import Graph, drive
 from tests.boundaries import assert_all_is_well
 from tests.chance import seeded
@@ -40,6 +43,8 @@ pytestmark = [
     # A minute each for the largest, if nothing else keeps the machine busy.
     pytest.mark.timeout(300),
 ]
+
+_TAKEOVERS = 7
 
 # Whole commands at once: each is busy for a second with its imports.
 _COMMANDS_AT_ONCE = 3
@@ -147,6 +152,36 @@ async def test_a_killed_worker_leaves_no_orphan_and_another_one_goes_on(
         await until_settled(conn)
     await assert_all_is_well(conn)
     await count(tally, conn, kills=1)
+
+
+async def test_a_killed_workers_thread_is_paid_by_another_within_two_seconds(
+    tmp_path: Path, database_url: str, conn: Connection, tally: collections.Counter[str]
+) -> None:
+    """In the median, from the SIGKILL, over moments that are spread evenly over the other one's wait for its next look.
+
+    Nothing rings when a process is killed: the server has to miss it, and the other one has to look.
+    """
+    terminal = Terminal(tmp_path, DATABASE_URL=database_url, STAND_BY="2")
+    took_s = []
+    async with contextlib.AsyncExitStack() as stack:
+        busy = await stack.enter_async_context(worker(terminal, conn))
+        for number in range(_TAKEOVERS):
+            thread_id = f"t{number}"
+            async with held_at_payment(conn, database_url, [thread_id]) as until_held:
+                await until_held()
+                other = await stack.enter_async_context(worker(terminal, conn, present=2))
+                await asyncio.sleep(POLL_S * (number + 0.5) / _TAKEOVERS)
+                killed_at = time.monotonic()
+                busy.kill()
+                await until(lambda: none_is_held(conn))
+            await other.until(partial(is_paid, conn, thread_id))
+            took_s.append(time.monotonic() - killed_at)
+            busy = other
+        await until_settled(conn)
+    await assert_all_is_well(conn)
+    await count(tally, conn, kills=_TAKEOVERS)
+    tally["ms in the median until another worker has paid"] = round(statistics.median(took_s) * 1000)
+    assert statistics.median(took_s) < 2.0, took_s
 
 
 async def test_a_killed_zygote_is_replaced(
@@ -277,6 +312,10 @@ async def count(tally: collections.Counter[str], conn: Connection, *, kills: int
 
 async def members_are(group: int, count: int) -> bool:
     return len(members_of(group)) == count
+
+
+async def is_paid(conn: Connection, thread_id: str) -> bool:
+    return len(await payments_of(conn, thread_id)) == 1
 
 
 async def has_children(process: psutil.Process) -> bool:
