@@ -7,7 +7,7 @@ import collections
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -146,12 +146,23 @@ async def test_a_deliverer_stalled_at_any_boundary_beside_another_one_shows_ever
     for kind in KINDS:
         asked = await office.asked_undisturbed(kind)
         points += len(asked)
-        await stall(office, kind, traps(asked, "stall"))
+        async with stalled(office, kind, traps(asked, "stall")):
+            await office.deliverer.sweep(office.conn)
     await count(tally, office, points)
 
 
-async def stall(office: Office, kind: Kind, planned: list[Trap]) -> None:
-    """Stall deliverers, all at the same time, and let another one deliver what they have not taken yet."""
+@pytest.mark.xfail(strict=True, reason="it does not look again whether its lease has run out, and says the reply twice")
+async def test_a_deliverer_that_outlives_its_lease_at_any_boundary_shows_everything_once(office: Office) -> None:
+    """As one does that stood still for longer than a lease: another one has done its work meanwhile."""
+    asked = await office.asked_undisturbed("outcome")
+    async with stalled(office, "outcome", traps(asked, "stall")):
+        await deliver_all(office.conn, office.deliverer)
+    await office.assert_well_in_the_end()
+
+
+@asynccontextmanager
+async def stalled(office: Office, kind: Kind, planned: list[Trap]) -> AsyncIterator[None]:
+    """Deliverers that stall, all at the same time, for as long as the block; then they come through."""
     for trap in planned:
         await office.prepare(kind, f"{kind}-{trap.at:02}")
         await office.conn.execute("UPDATE notices SET due_at = 'infinity' WHERE due_at IS NOT NULL")
@@ -169,7 +180,7 @@ async def stall(office: Office, kind: Kind, planned: list[Trap]) -> None:
             sweeps.append(asyncio.create_task(office.deliverer.sweep(conn)))
             proxies.append(proxy)
             await until_sprung(proxy)
-        await office.deliverer.sweep(office.conn)
+        yield
         assert all(proxy.stalling for proxy in proxies)
         assert [failed for _sent, failed in await asyncio.gather(*sweeps)] == [0] * len(planned)
 
