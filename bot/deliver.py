@@ -45,6 +45,10 @@ _EVENTS = {"card": "approval_requested", "reply": "approval_outcome", "alarm": "
 _AMBIGUOUS_ERRORS = TROUBLES | {"team_added_to_org"}
 
 
+class LeaseLost(Exception):
+    """Somebody else may be delivering this notice."""
+
+
 class Deliverer:
     """Delivers on whatever connection it is given; any number of them may run side by side."""
 
@@ -126,6 +130,10 @@ class Deliverer:
             elif not await self._say(conn, notice):
                 await notices.mark_later(conn, notice, wait_s=1, error="its card is not posted yet", ambiguous=False)
                 return False
+        except LeaseLost:
+            # It is another's by now, and so is what becomes of it.
+            log.warning("thread %s: its %s was left to another deliverer", notice.thread_id, notice.kind)
+            return True
         except SlackApiError as exc:
             await self._refused(conn, notice, exc)
         except (ArithmeticError, KeyError, TypeError, ValueError) as exc:
@@ -178,7 +186,7 @@ class Deliverer:
                 # Whoever deleted them has seen enough.
                 return
         if not copies:
-            channel, ts = await self._post(self._channel, text=text, blocks=shown, metadata=_metadata(notice))
+            channel, ts = await self._post(conn, notice, self._channel, text=text, blocks=shown)
             await notices.remember_message(conn, approval.interrupt_id, channel, ts)
 
     async def _update(
@@ -212,7 +220,7 @@ class Deliverer:
             # An earlier attempt may have reached this copy, and failed at the next.
             if not (notice.attempt > 1 and await self._has_reply(channel, ts, notice)):
                 text = blocks.reply(approval, thread, payment)
-                await self._post(channel, thread_ts=ts, text=text, metadata=_metadata(notice))
+                await self._post(conn, notice, channel, thread_ts=ts, text=text)
         return True
 
     async def _alarm(self, conn: Connection, notice: Notice) -> None:
@@ -222,17 +230,27 @@ class Deliverer:
         if text is None or (notice.ambiguous and await self._find(self._ops_channel, notice, since=thread.created_at)):
             # It needs nobody any more, or they know.
             return
-        await self._post(self._ops_channel, text=text, metadata=_metadata(notice))
+        await self._post(conn, notice, self._ops_channel, text=text)
 
-    async def _post(self, channel: str, **message: Any) -> tuple[str, str]:
-        """Post, and return the channel (an id, also where a name or a member was given) and the ts."""
+    async def _post(self, conn: Connection, notice: Notice, channel: str, **message: Any) -> tuple[str, str]:
+        """Post, and return the channel (an id, also where a name or a member was given) and the ts.
+
+        Raises LeaseLost if we stood still for so long that somebody else may have posted it.
+        """
         loop = asyncio.get_running_loop()
         wait_s = self._last_post.get(channel, 0.0) + _BETWEEN_POSTS_S - loop.time()
         if wait_s > 0:
             await asyncio.sleep(wait_s)
         self._last_post[channel] = loop.time()
+        if not await notices.renew(conn, notice):
+            raise LeaseLost
         answer = await self._client.chat_postMessage(
-            channel=channel, unfurl_links=False, unfurl_media=False, link_names=False, **message
+            channel=channel,
+            metadata=_metadata(notice),
+            unfurl_links=False,
+            unfurl_media=False,
+            link_names=False,
+            **message,
         )
         return str(answer["channel"]), str(answer["ts"])
 

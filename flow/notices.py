@@ -88,6 +88,16 @@ async def lease(conn: Connection, lane: Lane) -> Notice | None:
     return Notice(**row) if row else None
 
 
+async def renew(conn: Connection, notice: Notice) -> bool:
+    """Begin the lease anew, right before the outside is told. False if it has run out, and somebody else may tell."""
+    ours = await conn.execute(
+        "UPDATE notices SET due_at = clock_timestamp() + %s * interval '1 second'"
+        " WHERE id = %s AND attempt = %s AND status = 'sending' AND due_at > clock_timestamp()",
+        (LEASE_S, notice.id, notice.attempt),
+    )
+    return ours.rowcount == 1
+
+
 async def mark_sent(conn: Connection, notice: Notice) -> None:
     """The outside shows `notice.version`. If that is no longer the newest, the notice is due again."""
     ours = await conn.execute(

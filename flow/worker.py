@@ -23,6 +23,10 @@ log = logging.getLogger(__name__)
 # A killed drive's backend notices within this; looking again at once saves its thread the wait for the next poll.
 _LOOKS_AFTER_A_DEATH_S = (0.02, 0.05, 0.1, 0.3, 0.6)
 
+# Besides the half second in which the server notices a death, this is how late a dead worker's thread is taken over.
+# One query each time, and only while somebody else drives.
+_BETWEEN_LOOKS_AT_OTHERS_S = 0.25
+
 # More than a worker can have stand-bys.
 _BATCH = 100
 
@@ -179,11 +183,12 @@ class Worker:
         """Give each ready stand-by a thread that is due and free; how many such threads there are."""
         if self._conn is None or self._conn.closed:
             self._conn = await connect(self._url, "door")
-        wanting = 0
+        wanting, held_elsewhere = 0, False
         for due in await threads.due_threads(self._conn, drive_timeout_s=self._drive_timeout_s, limit=_BATCH):
             if due.thread_id in self._in_flight:
                 continue
             if due.held and not due.overdue:
+                held_elsewhere = True
                 wanting += due.thread_id in self._orphans
                 continue
             wanting += 1
@@ -195,6 +200,9 @@ class Worker:
             self._orphans.discard(due.thread_id)
             self._in_flight.add(due.thread_id)
             self._jobs.put_nowait(due.thread_id)
+        if held_elsewhere:
+            # Nobody rings when its driver dies.
+            asyncio.get_running_loop().call_later(_BETWEEN_LOOKS_AT_OTHERS_S, self._look.set)
         await approvals.expire_overdue(self._conn)
         return wanting
 

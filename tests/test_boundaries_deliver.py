@@ -151,11 +151,6 @@ async def test_a_deliverer_stalled_at_any_boundary_beside_another_one_shows_ever
     await count(tally, office, points)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="it does not look again whether its lease has run out, and says the reply twice",
-)
 async def test_a_deliverer_that_outlives_its_lease_at_any_boundary_shows_everything_once(office: Office) -> None:
     """As one does that stood still for longer than a lease: another one has done its work meanwhile."""
     asked = await office.asked_undisturbed("outcome")
