@@ -24,6 +24,7 @@ import pytest
 
 from flow.database import POLL_S, Connection
 from flow.drive import Graph, drive
+from flow.standby import Zygote
 from tests.boundaries import assert_all_is_well
 from tests.chance import seeded
 from tests.command import Done, Terminal, members_of, worker
@@ -182,6 +183,23 @@ async def test_a_killed_workers_thread_is_paid_by_another_within_two_seconds(
     await count(tally, conn, kills=_TAKEOVERS)
     tally["ms in the median until another worker has paid"] = round(statistics.median(took_s) * 1000)
     assert statistics.median(took_s) < 2.0, took_s
+
+
+async def test_a_standby_that_is_let_go_in_the_midst_of_its_drive_ends(database_url: str, conn: Connection) -> None:
+    """Also while its parent lives: it must not write beside whoever takes the thread over."""
+    zygote = Zygote.start(database_url)
+    try:
+        standby = await zygote.fork()
+        async with held_at_payment(conn, database_url, ["t1"]) as until_held:
+            driving = asyncio.create_task(standby.drive("t1", timeout_s=60))
+            await until_held()
+            standby.close()
+            await until(lambda: is_gone(standby.pid))
+            driving.cancel()
+        assert await all_rows(conn, "SELECT * FROM payments") == []
+        assert zygote.alive
+    finally:
+        zygote.stop()
 
 
 async def test_a_killed_zygote_is_replaced(
