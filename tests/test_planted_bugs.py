@@ -102,7 +102,7 @@ BUGS = [
         file="flow/threads.py",
         old="SELECT pg_terminate_backend(l.pid, 2000) AS gone",
         new="SELECT l.pid < 0 AS gone",
-        tests="test_kills.py",
+        tests="test_kills.py::test_a_command_that_stood_still_for_too_long_writes_nothing_more",
     ),
     Bug(
         name="the flow is resumed without an interrupt id",
@@ -275,7 +275,7 @@ BUGS = [
         file="flow/standby.py",
         old="                lines.read()\n        # The worker",
         new="                return\n        # The worker",
-        tests="test_kills.py",
+        tests="test_kills.py::test_a_standby_that_is_let_go_in_the_midst_of_its_drive_ends",
     ),
     Bug(
         name="equal calls are one effect",
