@@ -16,7 +16,6 @@ from datetime import datetime
 from typing import Any
 
 import aiohttp
-import psycopg
 from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 
@@ -26,8 +25,7 @@ from flow import notices
 from flow.advice import advice_of
 from flow.aio import to_its_end
 from flow.approvals import approval_of
-from flow.database import Connection, Lock, connect, wakes
-from flow.errors import DatabaseUnavailable
+from flow.database import AWAY, Connection, Lock, connect, wakes
 from flow.model import Approval, Notice, Payment, Thread
 from flow.payments import payments_of
 from flow.settings import Settings
@@ -100,9 +98,11 @@ class Deliverer:
                     if conn is None or conn.closed:
                         conn = await connect(url, "door")
                     await self._sweep_lane(conn, lane)
-                except (psycopg.OperationalError, DatabaseUnavailable) as exc:
+                except AWAY as exc:
                     # Leases run out by themselves; the listener keeps trying and wakes us.
                     log.warning("the database is away: %s", str(exc).strip())
+                    if conn is not None:
+                        await conn.close()
 
     async def _sweep_lane(self, conn: Connection, lane: notices.Lane, deadline: float = math.inf) -> tuple[int, int]:
         clock = asyncio.get_running_loop().time

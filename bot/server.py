@@ -10,16 +10,15 @@ from collections.abc import AsyncIterator, Callable
 
 import psycopg
 from aiohttp.web import AppRunner, TCPSite
-from psycopg.rows import dict_row
-from psycopg_pool import AsyncConnectionPool
 
 from bot.deliver import Deliverer
-from bot.slack import Background, OwnTeam, Pool, build_bolt, check_token, slack_events
+from bot.pool import Pool, pool_of
+from bot.slack import Background, OwnTeam, build_bolt, check_token, slack_events
 from bot.slack_api import slack_client
 from bot.socket_mode import SocketMode
 from bot.web import Check, build_web
 from flow.assess import adviser_of
-from flow.database import check_locks, session_conninfo
+from flow.database import check_locks
 from flow.errors import SettingError
 from flow.providers import provider_of
 from flow.settings import Settings
@@ -27,10 +26,6 @@ from flow.worker import Worker
 
 log = logging.getLogger(__name__)
 
-# Clicks are short; more of them at once would only wait for each other inside Postgres.
-_POOL_SIZE = 8
-# Slack shows an error after three seconds: a click that has to wait for a connection longer than this is lost anyway.
-_POOL_TIMEOUT_S = 2.0
 _DRAIN_S = 10.0
 
 
@@ -75,7 +70,7 @@ async def _site(settings: Settings, url: str, checks: dict[str, Check], *, web: 
         return
     background = Background()
     async with contextlib.AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(_pool(url))
+        pool = await stack.enter_async_context(pool_of(url))
         checks["database"] = _checks_database(pool)
         stack.push_async_callback(background.drain, _DRAIN_S)
         handler = None
@@ -113,20 +108,6 @@ async def _socket(socket: SocketMode) -> AsyncIterator[None]:
         finally:
             watching.cancel()
             await socket.close()
-
-
-@contextlib.asynccontextmanager
-async def _pool(url: str) -> AsyncIterator[Pool]:
-    pool: Pool = AsyncConnectionPool(
-        session_conninfo(url, "door"),
-        min_size=2,
-        max_size=_POOL_SIZE,
-        timeout=_POOL_TIMEOUT_S,
-        open=False,
-        kwargs={"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row},
-    )
-    async with pool:
-        yield pool
 
 
 def _worker_of(settings: Settings, url: str) -> Worker:

@@ -17,10 +17,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import aiohttp
-import psycopg
 from aiohttp import web
 from psycopg import errors
-from psycopg_pool import AsyncConnectionPool
 from slack_bolt.adapter.aiohttp import to_aiohttp_response
 from slack_bolt.app.async_app import AsyncApp
 from slack_bolt.async_app import AsyncAck
@@ -32,16 +30,15 @@ from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.blocks import Click, escape, parse_click
+from bot.pool import Pool, on_pool
 from bot.slack_api import TROUBLES, read_error
 from flow import notices
 from flow.approvals import Decided, decide
-from flow.database import Connection
+from flow.database import AWAY
 from flow.errors import FlowError, SettingError
 from flow.model import Person, Verdict
 
 log = logging.getLogger(__name__)
-
-Pool = AsyncConnectionPool[Connection]
 
 # Slack waits three seconds; the rest is for the way and the note.
 _DECIDE_TIMEOUT_S = 2.4
@@ -150,6 +147,7 @@ def build_bolt(client: AsyncWebClient, pool: Pool, own_team: OwnTeam, background
             background.spawn(_tell(respond, f"⚠️ {error}"))
         else:
             log.error("a request from Slack failed", exc_info=error)
+            background.spawn(_tell(respond, "⚠️ Your click was not recorded. Please click again in a moment."))
         return BoltResponse(status=503, body="not recorded")
 
     return bolt
@@ -166,12 +164,12 @@ async def _decide(pool: Pool, click: Click, own_team: OwnTeam, background: Backg
         raise NotRecorded("Your click could not be confirmed in time. If the buttons stay, please click again.")
     try:
         decided = task.result()
+    except AWAY as exc:
+        log.warning("a click was not recorded: %s", str(exc).strip())
+        raise NotRecorded("Your click was not recorded: the database is away. Please click again in a moment.") from exc
     except FlowError as exc:
         text = str(exc)
         return f"{text[:1].upper()}{text[1:]}."
-    except psycopg.OperationalError as exc:
-        log.warning("a click was not recorded: %s", str(exc).strip())
-        raise NotRecorded("Your click was not recorded: the database is away. Please click again in a moment.") from exc
     except (SlackApiError, aiohttp.ClientError, TimeoutError, OSError) as exc:
         log.warning("a click was not recorded, as Slack does not say which team is ours: %s", exc)
         raise NotRecorded("Your click was not recorded: Slack did not answer. Please click again in a moment.") from exc
@@ -184,14 +182,7 @@ async def _decide(pool: Pool, click: Click, own_team: OwnTeam, background: Backg
 async def _decide_on_pool(pool: Pool, click: Click, own_team: OwnTeam) -> Decided:
     person = person_of(click, await own_team.keys())
     verdict = Verdict(verdict=click.verdict, door="slack", request_hash=click.request_hash)
-    try:
-        async with pool.connection() as conn:
-            return await decide(conn, click.interrupt_id, person, verdict)
-    except psycopg.OperationalError:
-        # Connections that died with a restarted server are only found by using them. The same click again is safe.
-        await pool.check()
-        async with pool.connection() as conn:
-            return await decide(conn, click.interrupt_id, person, verdict)
+    return await on_pool(pool, lambda conn: decide(conn, click.interrupt_id, person, verdict))
 
 
 async def _remember_copy(pool: Pool, click: Click) -> None:

@@ -49,6 +49,12 @@ class Lock(IntEnum):
     SELF_TEST = 4
 
 
+# What every connection of ours is. LangGraph's saver needs autocommit and dict rows.
+CONNECTION: dict[str, Any] = {"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row}
+
+# The database is not there, or is not the one that takes writes: a full disk of a managed server, a failover.
+AWAY = (psycopg.OperationalError, errors.ReadOnlySqlTransaction, DatabaseUnavailable)
+
 # A killed process frees its locks within half a second even while its backend runs a statement; a machine that
 # vanished frees them within 25 s (libpq's own keepalives only notice a dead server).
 _EVERY_SESSION = {
@@ -101,9 +107,7 @@ def session_conninfo(url: str, role: Role) -> str:
 async def connect(url: str, role: Role) -> Connection:
     """A new connection for this role. Raises DatabaseUnavailable."""
     try:
-        conn = await AsyncConnection.connect(
-            session_conninfo(url, role), autocommit=True, prepare_threshold=0, row_factory=dict_row
-        )
+        conn: Connection = await AsyncConnection.connect(session_conninfo(url, role), **CONNECTION)
     except psycopg.OperationalError as exc:
         raise DatabaseUnavailable(f"no connection to the database: {str(exc).strip()} (DATABASE_URL)") from exc
     if wrong := _unusable(conn):
@@ -217,7 +221,7 @@ async def wakes(url: str, *, present_as: tuple[Lock, ...] = ()) -> AsyncGenerato
                         # A connection that died in silence is found only by using it.
                         async with asyncio.timeout(_SILENCE_S):
                             await conn.execute("SELECT")
-        except (psycopg.OperationalError, DatabaseUnavailable, TimeoutError):
+        except (*AWAY, TimeoutError):
             yield False
             await asyncio.sleep(pause)
             pause = min(pause * 2, POLL_S)

@@ -112,6 +112,9 @@ class Zygote:
             async with asyncio.timeout(_READY_TIMEOUT_S):
                 ready = await reader.readline()
         except TimeoutError:
+            # It lives and does nothing: another one is needed.
+            self._process.kill()
+            self._process.wait()
             ready = b""
         if not ready:
             writer.close()
@@ -192,8 +195,7 @@ async def _with_connection(url: str, work: Callable[[Connection], Awaitable[None
 
 
 async def _serve_one(conn: Connection, sock: socket.socket, graph: Graph, drive_one: DriveOne) -> None:
-    import psycopg
-
+    from flow.database import AWAY
     from flow.errors import DriveFailed
     from flow.threads import thread_of
 
@@ -211,7 +213,7 @@ async def _serve_one(conn: Connection, sock: socket.socket, graph: Graph, drive_
             report["reason"] = (await thread_of(conn, thread_id)).reason
     except DriveFailed as exc:
         report = {"failed": exc.reason}
-    except psycopg.OperationalError as exc:
+    except AWAY as exc:
         report = {"lost": f"the connection broke: {str(exc).strip()}"}
     sock.sendall(json.dumps(report).encode() + b"\n")
 
@@ -274,13 +276,12 @@ def _die_with_parent() -> None:
 
 
 def _main() -> None:
-    import psycopg
-
+    from flow.database import AWAY
     from flow.errors import FlowError
 
     try:
         _run_zygote(socket.socket(fileno=int(sys.argv[1])))
-    except (FlowError, psycopg.OperationalError) as exc:
+    except (FlowError, *AWAY) as exc:
         sys.exit(f"no stand-by can be made: {str(exc).strip()}")
 
 

@@ -11,10 +11,8 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 
-import psycopg
-
 from flow import approvals, threads
-from flow.database import POLL_S, Connection, Lock, connect, wakes
+from flow.database import AWAY, POLL_S, Connection, Lock, connect, wakes
 from flow.errors import DatabaseUnavailable
 from flow.standby import Report, Standby, Zygote
 
@@ -173,7 +171,7 @@ class Worker:
     async def _scan_if_connected(self) -> None:
         try:
             await self._scan()
-        except (psycopg.OperationalError, DatabaseUnavailable) as exc:
+        except AWAY as exc:
             # The listener keeps trying, and wakes us when the database is back.
             log.warning("the database is away: %s", str(exc).strip())
             if self._conn is not None:

@@ -14,7 +14,7 @@ import aiohttp
 from aiohttp import web
 from slack_sdk.web.async_client import AsyncWebClient
 
-from bot.server import _pool
+from bot.pool import pool_of
 from bot.slack import Background, OwnTeam, build_bolt, slack_events
 from bot.slack_api import CALL_TIMEOUT_S
 from bot.web import build_web
@@ -118,7 +118,7 @@ class Caller:
 async def bot_in_process(database_url: str, client: AsyncWebClient) -> AsyncIterator[str]:
     """The URL of the web application as a service serves it. At the end, what requests left behind is finished."""
     background = Background()
-    async with _pool(database_url) as pool:
+    async with pool_of(database_url) as pool:
         app = build_web(
             slack=slack_events(build_bolt(client, pool, OwnTeam(client), background), SIGNING_SECRET), checks={}
         )

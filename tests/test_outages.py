@@ -100,7 +100,6 @@ async def test_clicks_while_the_database_is_away_are_told_to_wait_and_are_paid_o
         assert await serve.zygote() == zygote
 
 
-@pytest.mark.xfail(strict=True, reason="the pool waits for twice as long after each attempt to connect that failed")
 async def test_a_click_is_taken_as_soon_as_the_database_is_back(
     town: Town, own_database: str, server: PostgresServer
 ) -> None:
@@ -463,7 +462,6 @@ async def test_a_claims_life_is_the_same_where_every_transaction_is_serializable
 # Read only: what a managed database becomes when its disk fills up, or when it fails over to a replica
 
 
-@pytest.mark.xfail(strict=True, reason="psycopg counts it as an internal error, and nobody is told")
 async def test_a_click_while_the_database_is_read_only_is_told_to_click_again(database_url: str, graph: Graph) -> None:
     async with await connect(database_url, "drive") as writer:
         interrupt_id = await waiting_claim(writer, graph)
@@ -473,7 +471,6 @@ async def test_a_click_while_the_database_is_read_only_is_told_to_click_again(da
             assert "Please click again" in await caller.note(timeout_s=3)
 
 
-@pytest.mark.xfail(strict=True, reason="the error ends the service")
 async def test_a_service_outlives_a_database_that_is_read_only_for_a_while(town: Town, own_database: str) -> None:
     async with await connect(own_database, "drive") as conn, town.service("serve") as serve:
         claims = await town.waiting(conn, ["t1"])

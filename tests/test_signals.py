@@ -21,7 +21,7 @@ from tests.chance import seeded
 from tests.command import ROOT, Terminal
 from tests.drives import assert_each_paid_once, assert_never_two_drivers, until_settled
 from tests.people import start_claim
-from tests.pg_proxy import KillProxy, Trap
+from tests.pg_proxy import FaultingProxy, Trap
 from tests.postgres import PostgresServer
 from tests.rows import all_rows, break_table, one_row, until, value
 from tests.services import READY_STANDBYS, Claim, Town, held, standbys_are_ready, until_held_up
@@ -103,7 +103,7 @@ async def test_a_bot_that_stands_still_in_the_midst_of_a_decision_keeps_another_
 ) -> None:
     other_port = str(town.port + 1) if town.port < 65_535 else str(town.port - 1)
     async with (
-        KillProxy(database_url) as proxy,
+        FaultingProxy(database_url) as proxy,
         town.worker(conn),
         town.service("bot", DATABASE_URL=proxy.url) as still,
         town.service("bot", PORT=other_port),
@@ -112,7 +112,7 @@ async def test_a_bot_that_stands_still_in_the_midst_of_a_decision_keeps_another_
         [claim] = await town.waiting(conn, ["t1"])
         await town.until_posted([claim])
         # The decision is written, and its thread is to be woken, all in one transaction.
-        proxy.lay("t1", Trap(at=1, role="door", signal=signal.SIGSTOP))
+        proxy.lay("t1", Trap(at=1, role="door", fault="stop"))
         assert await town.click(claim.approve) is None
         assert [sprung.pid for sprung in proxy.sprung] == [still.pid]
         # It stands still for three seconds already.
@@ -180,20 +180,19 @@ async def test_a_zygote_that_stands_still_delays_threads_and_loses_none(town: To
     await assert_never_two_drivers(conn)
 
 
-@pytest.mark.xfail(strict=True, reason="a zygote that lives and does nothing is asked again for ever")
 async def test_a_zygote_that_stands_still_for_good_is_replaced(town: Town, conn: Connection, tmp_path: Path) -> None:
     hazards = tmp_path / "hazards"
     hazards.mkdir()
     # A minute of patience is what a loaded machine needs, and no test.
     (hazards / "sitecustomize.py").write_text(
-        "import sys\nif 'work' in sys.orig_argv:\n    import flow.standby\n    flow.standby._READY_TIMEOUT_S = 3.0\n"
+        "import sys\nif 'work' in sys.orig_argv:\n    import flow.standby\n    flow.standby._READY_TIMEOUT_S = 12.0\n"
     )
     async with town.worker(conn, STAND_BY="1", PYTHONPATH=f"{hazards}{os.pathsep}{ROOT}") as busy:
         zygote = await busy.zygote()
         zygote.suspend()
         for number in range(3):
             await start_claim(conn, f"t{number}", "20")
-        await until(lambda: paid_are(conn, 3), within_s=15)
+        await until(lambda: paid_are(conn, 3), within_s=60)
         assert not zygote.is_running()
     await assert_each_paid_once(conn)
 
@@ -256,14 +255,14 @@ async def test_a_thread_that_crashes_its_process_and_one_that_never_ends_hold_up
         assert (row["due_at"], row["reason"]) == (None, "20 drives died without a word")
         listed = await busy_terminal(town).run_meanwhile("list", "--status", "stuck", "--json")
         assert [(each["thread"], each["reason"]) for each in listed.json] == [("segfault", row["reason"])]
-        assert "thread segfault is stuck: see `claim_flow.py show --thread segfault`" in busy.err
+        assert "thread segfault needs a person: 20 drives died without a word" in busy.err
         assert "took longer than 2 s and was killed" in busy.err
 
         mended.touch()
         done = await busy_terminal(town).run_meanwhile("retry", "--thread", "segfault")
         assert (done.code, done.out, done.err) == (0, "segfault: 20.00 USD is paid, reference L-segfault\n", "")
-        done = await busy_terminal(town).run_meanwhile("retry", "--thread", "sleeper")
-        assert (done.code, done.out, done.err) == (0, "sleeper: 20.00 USD is paid, reference L-sleeper\n", "")
+        # Its back-off need not be waited for either.
+        await conn.execute("UPDATE threads SET due_at = clock_timestamp() WHERE due_at IS NOT NULL")
         await until_settled(conn)
     await assert_each_paid_once(conn)
     await assert_never_two_drivers(conn)

@@ -20,7 +20,8 @@ import aiohttp
 import pytest
 
 from bot import socket_mode
-from bot.server import _pool, run_services
+from bot.pool import pool_of
+from bot.server import run_services
 from bot.slack import Background, OwnTeam, build_bolt
 from bot.socket_mode import SlackIsSilent, SocketMode
 from flow.database import Connection, connect
@@ -306,7 +307,7 @@ def short_pings(monkeypatch: pytest.MonkeyPatch) -> None:
 async def socket_of(database_url: str, api_url: str) -> AsyncIterator[SocketMode]:
     """The websocket's end in this process, not open yet."""
     background = Background()
-    async with _pool(database_url) as pool, client_of(api_url, timeout_s=1.0) as client:
+    async with pool_of(database_url) as pool, client_of(api_url, timeout_s=1.0) as client:
         bolt = build_bolt(client, pool, OwnTeam(client), background)
         yield SocketMode(bolt, client, APP_TOKEN, background)
 
