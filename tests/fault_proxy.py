@@ -2,7 +2,8 @@
 
 What it adds: message metadata, the filters and pages of `conversations.history` and `conversations.replies` (where it
 also hides private notes, as Slack does), and user groups. What it does on demand, once unless told otherwise: rate
-limits, outages, refusals, and the two kinds of lost connection, before and after Slack has done what it was asked.
+limits, outages, refusals, and the two kinds of lost connection and of silence, before and after Slack has done what it
+was asked.
 It stands in the test's own event loop and knows nothing of the bot.
 """
 
@@ -18,7 +19,7 @@ from typing import Any, Literal, Self
 import aiohttp
 from aiohttp import web
 
-FaultKind = Literal["429", "503", "error", "drop", "lost_reply", "slow"]
+FaultKind = Literal["429", "500", "503", "error", "drop", "hang", "lost_reply", "slow"]
 
 # Slack's own default for a page of history.
 _PAGE = 100
@@ -103,9 +104,11 @@ class FaultProxy:
         """Fail the next calls of one method, such as `chat.postMessage`; several faults of a method come in turn.
 
         - `429`: refused, rate limited, with `Retry-After: retry_after_s`.
+        - `500`: failed inside, with a word of plain text.
         - `503`: refused, with a page of HTML.
         - `error`: refused, `{"ok": false, "error": error}`.
         - `drop`: cut off before Slack hears of it.
+        - `hang`: Slack never hears of it, and neither does the caller for `delay_s`.
         - `lost_reply`: Slack does it, the caller is cut off instead of hearing so.
         - `slow`: Slack does it, the caller hears so `delay_s` later (35 s outlast the SDK's patience).
         """
@@ -132,6 +135,8 @@ class FaultProxy:
         async with self._called:
             self._called.notify_all()
         fault = self._next_fault(method)
+        if fault and fault.kind == "hang":
+            await asyncio.sleep(fault.delay_s)
         if fault and (refused := _refusal(fault, request)):
             return refused
         if method in _GROUP_METHODS:
@@ -202,11 +207,13 @@ def _refusal(fault: _Fault, request: web.Request) -> web.Response | None:
     if fault.kind == "429":
         headers = {"Retry-After": str(fault.retry_after_s)}
         return web.json_response({"ok": False, "error": "ratelimited"}, status=429, headers=headers)
+    if fault.kind == "500":
+        return web.Response(status=500, text="Internal Server Error")
     if fault.kind == "503":
         return web.Response(status=503, text="<html>Service Unavailable</html>", content_type="text/html")
     if fault.kind == "error":
         return web.json_response({"ok": False, "error": fault.error})
-    if fault.kind == "drop":
+    if fault.kind in ("drop", "hang"):
         return _cut_off(request)
     return None
 
