@@ -1,4 +1,4 @@
-"""Small honest middlemen between a client and a real Postgres server: one that counts and cuts, one that pools.
+"""Small honest middlemen between a client and a real Postgres server: one counts, cuts and holds up, one pools.
 
 Message formats: https://www.postgresql.org/docs/18/protocol-message-formats.html
 """
@@ -9,13 +9,16 @@ import abc
 import asyncio
 import contextlib
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Self
 from urllib.parse import urlsplit
 
 from psycopg.conninfo import conninfo_to_dict
 
 _SSL_REQUEST, _GSS_REQUEST, _CANCEL_REQUEST = 80877103, 80877104, 80877102
+
+# Parse, Bind, Describe, Execute, Close: the server carries them out when they come, without waiting for the Sync.
+_BEFORE_SYNC = b"PBDEC"
 
 
 class _Middleman(abc.ABC):
@@ -79,28 +82,46 @@ class Wire(_Middleman):
     """Passes everything on, counts the round trips that were asked for and answered, and cuts at the one it is told.
 
     Logging in is not counted. `cut_before` n: the n-th never reaches the server. `cut_after` n: the server did it,
-    but the client never hears of it.
+    but the client never hears of it. `hold_before` n: the n-th stays on its way from `held` until `release`.
     """
 
-    def __init__(self, url: str, *, cut_before: int = 0, cut_after: int = 0) -> None:
+    def __init__(self, url: str, *, cut_before: int = 0, cut_after: int = 0, hold_before: int = 0) -> None:
         super().__init__(url)
         self.asked = self.answered = 0
-        self._cut_before, self._cut_after = cut_before, cut_after
+        self.held = asyncio.Event()
+        self._released = asyncio.Event()
+        self._cut_before, self._cut_after, self._hold_before = cut_before, cut_after, hold_before
+        self._awaited, self._is_awaited = b"", False
+
+    def cut_after_commit_of(self, text: bytes) -> None:
+        """Do as `cut_after` does, at the first COMMIT after a statement with this text."""
+        self._awaited = text
+
+    def release(self) -> None:
+        """Let go what is held up, and hold up nothing any more."""
+        self._released.set()
 
     async def _serve(self, startup: bytes, reader: StreamReader, writer: StreamWriter) -> None:
         up_reader, up_writer = await self._dial(startup)
         async with asyncio.TaskGroup() as pumps:
-            pumps.create_task(_pump(reader, up_writer, self._on_question))
+            pumps.create_task(_pump(reader, up_writer, self._on_question, together=_BEFORE_SYNC))
             pumps.create_task(_pump(up_reader, writer, self._on_answer))
 
-    def _on_question(self, kind: bytes) -> None:
+    async def _on_question(self, kind: bytes, message: bytes) -> None:
+        if self._awaited and self._awaited in message:
+            self._is_awaited = True
         if kind in b"QS":
             self.asked += 1
+            if self._is_awaited and b"COMMIT" in message:
+                self._cut_after = self.asked
             if self.asked == self._cut_before:
                 self.cut()
                 raise ConnectionAbortedError
+            if self.asked == self._hold_before:
+                self.held.set()
+                await self._released.wait()
 
-    def _on_answer(self, kind: bytes) -> None:
+    async def _on_answer(self, kind: bytes, message: bytes) -> None:
         if kind == b"Z" and self.asked:
             self.answered += 1
             if self.answered == self._cut_after:
@@ -228,13 +249,26 @@ def _message(kind: bytes, body: bytes) -> bytes:
     return kind + (len(body) + 4).to_bytes(4) + body
 
 
-async def _pump(reader: StreamReader, writer: StreamWriter, look: Callable[[bytes], None]) -> None:
-    """Pass messages on until one side is gone, and then let the other one know."""
+async def _pump(
+    reader: StreamReader,
+    writer: StreamWriter,
+    look: Callable[[bytes, bytes], Awaitable[None]],
+    *,
+    together: bytes = b"",
+) -> None:
+    """Pass messages on until one side is gone, and then let the other one know.
+
+    Messages of the kinds `together` wait for the next one of another kind.
+    """
+    waiting = b""
     try:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
                 kind, message = await _read_message(reader)
-                look(kind)
-                writer.write(message)
+                await look(kind, message)
+                waiting += message
+                if kind not in together:
+                    writer.write(waiting)
+                    waiting = b""
     finally:
         writer.transport.abort()
