@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import LiteralString
 
+import psycopg
 import pytest
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.types import Command
 
 from flow import claims, threads
 from flow.approvals import approval_of, decide
-from flow.database import Connection
+from flow.database import Connection, connect
 from flow.drive import Graph, _Run
 from flow.errors import DriveFailed, NotApproved
 from flow.pen import Pen
 from tests.driving import graph_of, money, on, renamed, run, thread_row, waiting_claim
+from tests.orders import POLICY_BY_AMOUNT
 from tests.people import ALICE, ANN, POLICY, YES, start_claim
 from tests.rows import all_rows, break_table, mend_table, one_row, value
+from tests.wire import Wire
 
 # Only what was approved
 
@@ -243,6 +246,38 @@ async def test_a_step_without_its_checkpoint_looks_finished_and_is_paid_neverthe
     assert (state.next, [task.name for task in state.tasks]) == ((), ["decide"])
     assert await run(conn, graph) == "over"
     assert len(await money(conn)) == 1
+
+
+async def test_a_late_drive_that_dies_leaves_a_stuck_thread_its_reason(
+    database_url: str, conn: Connection, graph: Graph
+) -> None:
+    await start_claim(conn, amount="20")
+    await conn.execute("UPDATE threads SET attempts = %s", (threads.MAX_ATTEMPTS,))
+    assert await run(conn, graph) == "stuck"
+    before = await thread_row(conn)
+    assert before["reason"]
+    # Its worker saw it while it was due, and had it driven when another had given it up.
+    async with Wire(database_url, cut_before=15) as wire, await connect(wire.url, "drive") as late:
+        with pytest.raises(psycopg.OperationalError):
+            await run(late, graph)
+    row = await thread_row(conn)
+    assert (row["status"], row["reason"], row["due"]) == ("stuck", before["reason"], False)
+
+
+async def test_no_card_says_stuck_once_the_thread_is_tried_again_and_waits(conn: Connection, graph: Graph) -> None:
+    await start_claim(conn, amount="2000.00")
+    assert await run(conn, graph, policy=POLICY_BY_AMOUNT) == "waiting"
+    first = await value(conn, "SELECT interrupt_id FROM approvals")
+    await decide(conn, first, ANN, YES)
+    await conn.execute("UPDATE threads SET attempts = %s", (threads.MAX_ATTEMPTS,))
+    assert await run(conn, graph, policy=POLICY_BY_AMOUNT) == "stuck"
+    # The first card says so.
+    await conn.execute("UPDATE notices SET status = 'sent', due_at = NULL")
+    async with conn.transaction():
+        await threads.wake(conn, "t1")
+    assert await run(conn, graph, policy=POLICY_BY_AMOUNT) == "waiting"
+    query = "SELECT status FROM notices WHERE kind = 'card' AND interrupt_id = %s"
+    assert await value(conn, query, first) == "pending"
 
 
 async def test_a_thread_whose_checkpoints_are_gone_asks_again_before_it_pays(conn: Connection, graph: Graph) -> None:
