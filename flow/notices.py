@@ -48,6 +48,16 @@ async def change_card(conn: Connection, interrupt_id: str) -> None:
     await ring(conn)
 
 
+async def change_cards(conn: Connection, thread_id: str) -> None:
+    """The same for all cards of the thread."""
+    await conn.execute(
+        f"UPDATE notices n {_DUE_AGAIN} WHERE kind = 'card'"
+        " AND interrupt_id IN (SELECT interrupt_id FROM approvals WHERE thread_id = %s)",
+        (thread_id,),
+    )
+    await ring(conn)
+
+
 async def post_reply(conn: Connection, interrupt_id: str, thread_id: str) -> None:
     """The outcome must be said below the card; a later outcome (of a thread that was stuck) once more."""
     await conn.execute(

@@ -12,6 +12,7 @@ from typing import Any
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
+from flow import notices
 from flow.database import Connection, ring
 from flow.errors import ThreadExists, UnknownThread
 from flow.model import OVER, Claim, Thread
@@ -88,11 +89,13 @@ async def unlock(conn: Connection, thread_id: str) -> None:
 async def take(conn: Connection, thread_id: str) -> Thread | None:
     """Begin a drive, under the thread's lock: committed before the graph runs, so that a killed drive is counted.
 
-    From the second attempt on the thread is also put off by the back-off. None if it is over, or used up.
+    From the second attempt on the thread is also put off by the back-off. One that nobody woke since it was left to a
+    person keeps its reason: this drive may die. None if it is over, or used up.
     """
     query = sql.SQL(
         "UPDATE threads SET driver_pid = pg_backend_pid(), driven_at = clock_timestamp(), attempts = attempts + 1,"
-        " reason = NULL, due_at = CASE WHEN attempts > 0 THEN {backoff} ELSE due_at END"
+        " reason = CASE WHEN status IN ('stuck', 'unknown') THEN reason END,"
+        " due_at = CASE WHEN attempts > 0 THEN {backoff} ELSE due_at END"
         " WHERE thread_id = %s AND status <> ALL(%s) AND attempts < %s RETURNING {columns}"
     ).format(backoff=_BACKOFF, columns=_COLUMNS)
     row = await (await conn.execute(query, (thread_id, list(OVER), MAX_ATTEMPTS))).fetchone()
@@ -130,11 +133,16 @@ async def put_off(conn: Connection, thread_id: str, reason: str) -> Thread:
 
 async def wake(conn: Connection, thread_id: str) -> None:
     """Add a reason to drive the thread now. Belongs in the transaction that made the reason true."""
-    await conn.execute(
-        "UPDATE threads SET wakes = wakes + 1, due_at = clock_timestamp(), status = 'running', attempts = 0,"
-        " reason = NULL WHERE thread_id = %s AND status <> ALL(%s)",
+    rows = await conn.execute(
+        "UPDATE threads t SET wakes = wakes + 1, due_at = clock_timestamp(), status = 'running', attempts = 0,"
+        " reason = NULL FROM (SELECT thread_id, status FROM threads WHERE thread_id = %s FOR UPDATE) was"
+        " WHERE t.thread_id = was.thread_id AND was.status <> ALL(%s) RETURNING was.status",
         (thread_id, list(OVER)),
     )
+    row = await rows.fetchone()
+    if row is not None and row["status"] in ("stuck", "unknown"):
+        # Its cards say that somebody must look at it.
+        await notices.change_cards(conn, thread_id)
     await ring(conn)
 
 

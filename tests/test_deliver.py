@@ -460,7 +460,8 @@ async def test_an_outcome_that_slack_refuses_to_say_stands_on_the_card_and_is_sa
 ) -> None:
     await posted_and_paid(conn, graph, deliverer)
     proxy.fail("chat.postMessage", "error", error=error)
-    assert await deliverer.sweep(conn) == (1, 1)
+    # The change of the card, and the alarm.
+    assert await deliverer.sweep(conn) == (2, 1)
     row = await notice(conn, "reply")
     assert (row["status"], row["error"].split(": ")[0]) == ("failed", error)
     [card] = await slack.messages(CHANNEL)

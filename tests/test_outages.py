@@ -527,7 +527,7 @@ class CutAtCommit(Wire):
     async def _serve(self, startup: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await self._dial(startup)
         async with asyncio.TaskGroup() as pumps:
-            pumps.create_task(_pump(reader, up_writer, lambda kind: None))
+            pumps.create_task(_pump(reader, up_writer, self._on_question))
             pumps.create_task(self._answer(up_reader, writer))
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
