@@ -300,6 +300,68 @@ def payments_resolve(thread_id: str, reference: str | None, not_paid: bool, as_j
 
 
 @cli.group()
+def tokens() -> None:
+    """Bearer tokens of the HTTP API."""
+
+
+@tokens.command("create")
+@click.argument("name")
+@click.option("--scope", "scopes", multiple=True, required=True, help="read, start or decide; may be repeated.")
+def tokens_create(name: str, scopes: tuple[str, ...]) -> None:
+    """Make a token and print it, once. It acts as api:NAME; to decide, that must be among the approvers."""
+    from flow.tokens import SCOPES, create_token, parse_token_name
+
+    parse_token_name(name)
+    if wrong := [scope for scope in scopes if scope not in SCOPES]:
+        raise click.UsageError(f"--scope {wrong[0]} is none of {', '.join(SCOPES)}")
+    wanted = tuple(scope for scope in SCOPES if scope in scopes)
+    user = _user()
+
+    async def run(settings: Settings) -> None:
+        async with _database(settings) as (_url, conn):
+            secret = await create_token(conn, name, wanted, by=user)
+        click.echo(secret)
+        click.echo("It is not shown again.", err=True)
+
+    _run(run)
+
+
+@tokens.command("list")
+@_json
+def tokens_list(as_json: bool) -> None:
+    """Every token: what it may, who made it when, whether it was revoked."""
+
+    async def run(settings: Settings) -> None:
+        from flow.tokens import tokens
+
+        async with _database(settings) as (_url, conn):
+            found = await tokens(conn)
+        if as_json:
+            _print_json([each.as_json() for each in found])
+        for each in () if as_json else found:
+            revoked = f", revoked at {each.revoked_at:%Y-%m-%d %H:%M}" if each.revoked_at else ""
+            scopes = ", ".join(each.scopes)
+            click.echo(f"{each.name}: {scopes}; by {each.created_by} at {each.created_at:%Y-%m-%d %H:%M}{revoked}")
+
+    _run(run)
+
+
+@tokens.command("revoke")
+@click.argument("name")
+def tokens_revoke(name: str) -> None:
+    """Refuse a token from now on."""
+
+    async def run(settings: Settings) -> None:
+        from flow.tokens import revoke_token
+
+        async with _database(settings) as (_url, conn):
+            await revoke_token(conn, name)
+        click.echo(f"{name} is revoked")
+
+    _run(run)
+
+
+@cli.group()
 def db() -> None:
     """The embedded Postgres."""
 

@@ -11,12 +11,14 @@ from collections.abc import AsyncIterator, Callable
 import psycopg
 from aiohttp.web import AppRunner, TCPSite
 
+from bot.api import build_api
 from bot.deliver import Deliverer
 from bot.pool import Pool, pool_of
 from bot.slack import Background, OwnTeam, build_bolt, check_token, slack_events
 from bot.slack_api import slack_client
 from bot.socket_mode import SocketMode
 from bot.web import Check, build_web
+from bot.webhooks import endpoints_of
 from flow.assess import adviser_of
 from flow.database import check_locks
 from flow.errors import SettingError
@@ -73,7 +75,9 @@ async def _site(settings: Settings, url: str, checks: dict[str, Check], *, web: 
         pool = await stack.enter_async_context(pool_of(url))
         checks["database"] = _checks_database(pool)
         stack.push_async_callback(background.drain, _DRAIN_S)
-        handler = None
+        handler, api = None, None
+        if web:
+            api = build_api(pool, endpoints_of(settings))
         if web and settings.slack_is_on:
             client = await stack.enter_async_context(slack_client(settings))
             own_team = OwnTeam(client)
@@ -85,7 +89,7 @@ async def _site(settings: Settings, url: str, checks: dict[str, Check], *, web: 
                 checks["socket mode"] = _checks("no connection to Slack", lambda: socket.connected)
             elif settings.slack_signing_secret is not None:
                 handler = slack_events(bolt, settings.slack_signing_secret.get_secret_value())
-        runner = AppRunner(build_web(slack=handler, checks=checks), access_log=None, shutdown_timeout=_DRAIN_S)
+        runner = AppRunner(build_web(slack=handler, api=api, checks=checks), access_log=None, shutdown_timeout=_DRAIN_S)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         try:

@@ -1,8 +1,9 @@
-"""The aiohttp application: Slack's requests and the health of this process."""
+"""The aiohttp application: Slack's requests, the API with its description, and the health of this process."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from importlib.metadata import version
 
 from aiohttp import web
 
@@ -13,7 +14,10 @@ Check = Callable[[], Awaitable[str | None]]
 
 
 def build_web(
-    *, slack: Callable[[web.Request], Awaitable[web.StreamResponse]] | None, checks: dict[str, Check]
+    *,
+    slack: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None,
+    api: web.Application | None = None,
+    checks: dict[str, Check],
 ) -> web.Application:
     """The application. Each check says what is wrong, or None; /readyz is 200 only if all say None."""
     app = web.Application(client_max_size=_LARGEST_BODY)
@@ -31,4 +35,26 @@ def build_web(
     app.router.add_get("/readyz", readyz)
     if slack is not None:
         app.router.add_post("/slack/events", slack)
+    if api is not None:
+        app.add_subapp("/api", api)
+        _add_description(app)
     return app
+
+
+def _add_description(app: web.Application) -> None:
+    """The API's description, for programs and, on a page that loads nothing from elsewhere, for people."""
+    from bot.api import ROUTES
+    from bot.openapi import as_page, describe
+
+    description = describe(ROUTES, version=version("claim-flow"))
+    page = as_page(description)
+
+    async def openapi(_: web.Request) -> web.Response:
+        return web.json_response(description)
+
+    async def docs(_: web.Request) -> web.Response:
+        headers = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+        return web.Response(text=page, content_type="text/html", headers=headers)
+
+    app.router.add_get("/openapi.json", openapi)
+    app.router.add_get("/docs", docs)

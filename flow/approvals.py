@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from flow import notices, threads
-from flow.database import Connection
+from flow.database import Connection, newest
 from flow.errors import AlreadyDecided, ApprovalExpired, NotAllowed, StaleRequest, UnknownApproval
 from flow.model import Approval, Decision, Person, Thread, Verdict
 from flow.policy import Tier, names_person
@@ -82,6 +83,43 @@ async def approvals_of(conn: Connection, thread_ids: Sequence[str]) -> dict[str,
     for approval in await _with_decisions(conn, rows):
         found[approval.thread_id].append(approval)
     return found
+
+
+async def latest_approvals(
+    conn: Connection, *, status: str | None, limit: int, before: tuple[datetime, str] | None = None
+) -> list[Approval]:
+    """The newest first, by index; those after `before` (requested_at, interrupt_id)."""
+    page = newest(("requested_at", "interrupt_id"), before)
+    query = sql.SQL(
+        "SELECT {} FROM approvals WHERE {} AND {} ORDER BY requested_at DESC, interrupt_id LIMIT %(limit)s"
+    ).format(_COLUMNS, sql.SQL("status = %(status)s" if status else "true"), page.where)
+    rows = await conn.execute(query, {"status": status, "limit": limit, **page.values})
+    return await _with_decisions(conn, await rows.fetchall())
+
+
+async def latest_decisions(
+    conn: Connection, *, limit: int, before: tuple[datetime, str] | None = None
+) -> list[tuple[str, str, Decision]]:
+    """The newest first, by index, each with its thread and interrupt id; those after `before`, whose name is
+    `interrupt_id~person`."""
+    values: dict[str, Any] = {"limit": limit}
+    where = sql.SQL("true")
+    if before is not None:
+        at, name = before
+        interrupt_id, _, person = name.partition("~")
+        where = sql.SQL(
+            "d.decided_at <= %(at)s AND (d.decided_at < %(at)s OR (d.interrupt_id, d.person) > (%(id)s, %(person)s))"
+        )
+        values |= {"at": at, "id": interrupt_id, "person": person}
+    rows = await conn.execute(
+        sql.SQL(
+            "SELECT a.thread_id, d.* FROM decisions d JOIN approvals a USING (interrupt_id) WHERE {}"
+            " ORDER BY d.decided_at DESC, d.interrupt_id, d.person LIMIT %(limit)s"
+        ).format(where),
+        values,
+    )
+    found = await rows.fetchall()
+    return [(row.pop("thread_id"), row.pop("interrupt_id"), Decision(**row)) for row in found]
 
 
 @dataclass(frozen=True, kw_only=True)

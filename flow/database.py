@@ -10,12 +10,14 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from datetime import datetime
 from enum import IntEnum
 from importlib import resources
 from typing import Any, Literal
 
 import psycopg
-from psycopg import AsyncConnection, errors
+from psycopg import AsyncConnection, errors, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import DictRow, dict_row
 
@@ -123,6 +125,27 @@ def _unusable(conn: Connection) -> str | None:
     if (encoding := conn.info.parameter_status("server_encoding")) != "UTF8":
         return f"the database {conn.info.dbname} has the encoding {encoding}: create one with ENCODING 'UTF8'"
     return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """A condition, and the values of its parameters."""
+
+    where: sql.Composable
+    values: dict[str, Any]
+
+
+def newest(columns: tuple[str, str], before: tuple[datetime, str] | None) -> Page:
+    """The rows that follow `before` in the order (time DESC, name); all of them if it is None.
+
+    An index with this order finds them without reading what comes earlier.
+    """
+    if before is None:
+        return Page(where=sql.SQL("true"), values={})
+    where = sql.SQL("({at} <= %(before_at)s AND ({at} < %(before_at)s OR {name} > %(before_name)s))").format(
+        at=sql.Identifier(columns[0]), name=sql.Identifier(columns[1])
+    )
+    return Page(where=where, values={"before_at": before[0], "before_name": before[1]})
 
 
 # Migrations

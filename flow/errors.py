@@ -155,6 +155,30 @@ class NothingToResolve(FlowError):
         super().__init__(f"nothing to resolve in thread {thread_id}: {why}")
 
 
+class InFlight(FlowError):
+    """The first request with this key is still being worked on; ask again in a moment."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(f"{key} is being worked on: ask again in a moment")
+
+
+class TokenExists(FlowError):
+    """A token of this name was made before."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"there is, or was, a token {name}: choose another name")
+
+
+class UnknownToken(FlowError):
+    """No token has this name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"no token {name}: see `claim_flow.py tokens list`")
+
+
 class NotApproved(FlowError):
     """A payment was about to be made that nobody approved in this form."""
 

@@ -99,6 +99,18 @@ async def payments_of(conn: Connection, thread_ids: Sequence[str]) -> dict[str, 
     return {row["thread_id"]: Payment(**row) for row in await rows.fetchall()}
 
 
+async def latest_payments(
+    conn: Connection, *, status: str | None, limit: int, before: int | None = None
+) -> list[Payment]:
+    """The newest first, by index; those with an id below `before`."""
+    where = ("status = %(status)s" if status else "true") + (" AND id < %(before)s" if before else "")
+    rows = await conn.execute(
+        f"SELECT {_COLUMNS} FROM payments WHERE {where} ORDER BY id DESC LIMIT %(limit)s",
+        {"status": status, "before": before, "limit": limit},
+    )
+    return [Payment(**row) for row in await rows.fetchall()]
+
+
 async def unknown_payments(conn: Connection, *, limit: int) -> list[Payment]:
     """Payments that somebody must look at, oldest first."""
     rows = await conn.execute(

@@ -5,6 +5,7 @@ A missing or wrong setting is a SettingError that names the setting and the fix.
 
 from __future__ import annotations
 
+import base64
 import re
 from pathlib import Path
 from typing import Literal, Self
@@ -57,6 +58,10 @@ class Settings(BaseSettings):
     stripe_payment_method: str | None = None
     stripe_api_base: str | None = None
 
+    # External approvers: `acme=whsec_…,acme=whsec_old…` (a name repeated is a rotation), and who each may speak for.
+    webhook_secrets: SecretStr | None = None
+    webhook_approvers: str = ""
+
     host: str = "127.0.0.1"
     port: int = Field(default=4000, ge=0, le=65535)
     # Where `work`, which has no pages, answers /healthz and /readyz; unset: nowhere.
@@ -83,9 +88,33 @@ class Settings(BaseSettings):
     @classmethod
     def _names_people(cls, approvers: str) -> str:
         for name in _split(approvers):
-            if not re.fullmatch(r"[UW][A-Z0-9]{2,}|slack:[TE][A-Z0-9]{2,}/[UW][A-Z0-9]{2,}", name):
-                raise ValueError(f"{name!r} is not a Slack member id: write U01ALICE or slack:T01TEAM/U01ALICE")
+            if not _APPROVER.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} names nobody: write U01ALICE or slack:T01TEAM/U01ALICE (Slack member ids),"
+                    " webhook:ENDPOINT:NAME, or api:TOKEN"
+                )
         return approvers
+
+    @field_validator("webhook_secrets")
+    @classmethod
+    def _are_secrets(cls, given: SecretStr | None) -> SecretStr | None:
+        names: dict[str, str] = {}
+        for name, secret in _pairs(given.get_secret_value() if given else ""):
+            if not _ENDPOINT.fullmatch(name) or not secret.startswith("whsec_") or not _is_long_base64(secret[6:]):
+                raise ValueError(
+                    "write ENDPOINT=whsec_… pairs, separated by commas; a secret is base64 of 24 to 64 random bytes"
+                )
+            if names.setdefault(secret, name) != name:
+                raise ValueError(f"{names[secret]} and {name} share a secret: then each could speak for the other")
+        return given
+
+    @field_validator("webhook_approvers")
+    @classmethod
+    def _are_endpoints_people(cls, given: str) -> str:
+        for endpoint, name in _pairs(given):
+            if not _ENDPOINT.fullmatch(endpoint) or not _ENDPOINTS_PERSON.fullmatch(name):
+                raise ValueError("write ENDPOINT=NAME pairs, separated by commas: acme=carol,acme=dave")
+        return given
 
     @model_validator(mode="after")
     def _slack_is_whole_or_off(self) -> Self:
@@ -105,8 +134,27 @@ class Settings(BaseSettings):
         return self.slack_bot_token is not None
 
     @property
+    def webhook_secret_lists(self) -> dict[str, list[str]]:
+        """The secrets of each endpoint."""
+        return _lists(self.webhook_secrets.get_secret_value() if self.webhook_secrets else "")
+
+    @property
+    def webhook_approver_names(self) -> dict[str, list[str]]:
+        """The people of each endpoint."""
+        return _lists(self.webhook_approvers)
+
+    @property
     def approver_names(self) -> tuple[str, ...]:
         return tuple(_split(self.approvers))
+
+
+# How people are written: Slack members, people of a webhook's endpoint, and programs with a token.
+_APPROVER = re.compile(
+    r"[UW][A-Z0-9]{2,}|slack:[TE][A-Z0-9]{2,}/[UW][A-Z0-9]{2,}"
+    r"|webhook:[a-z0-9][a-z0-9-]{0,62}:[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}|api:[a-z0-9][a-z0-9-]{0,62}"
+)
+_ENDPOINT = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_ENDPOINTS_PERSON = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
 
 
 def read_settings() -> Settings:
@@ -121,6 +169,26 @@ def read_settings() -> Settings:
 
 def _split(names: str) -> list[str]:
     return [name for part in names.split(",") if (name := part.strip())]
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    """`a=x,a=y,b=z` as pairs; without a sign the second half is empty."""
+    split = [part.partition("=") for part in _split(text)]
+    return [(name.strip(), value.strip()) for name, _, value in split]
+
+
+def _lists(text: str) -> dict[str, list[str]]:
+    lists: dict[str, list[str]] = {}
+    for name, value in _pairs(text):
+        lists.setdefault(name, []).append(value)
+    return lists
+
+
+def _is_long_base64(text: str) -> bool:
+    try:
+        return 24 <= len(base64.b64decode(text, validate=True)) <= 64
+    except ValueError:
+        return False
 
 
 def _explained(error: dict[str, object]) -> str:

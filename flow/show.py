@@ -1,4 +1,4 @@
-"""What the command line shows of a thread: one JSON object for programs, tables and lines for people."""
+"""A thread as it is shown: one JSON object for programs, here and in the API; tables and lines for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from flow.advice import advice_in_words, advice_of
 from flow.approvals import approvals_of
 from flow.database import Connection
-from flow.model import Advice, Approval, Payment, Thread
+from flow.model import Advice, Approval, Decision, Payment, Thread
 from flow.payments import payments_of
 from flow.text import visible
 
@@ -50,7 +50,7 @@ class Story:
             "created_at": thread.created_at.isoformat(),
             "reason": thread.reason,
             "advice": self.advice and _advice_as_json(self.advice),
-            "approval": approval and _approval_as_json(approval),
+            "approval": approval and approval_as_json(approval),
             "payment": payment and payment_as_json(payment),
         }
 
@@ -174,7 +174,8 @@ def _console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=240)
 
 
-def _approval_as_json(approval: Approval) -> dict[str, Any]:
+def approval_as_json(approval: Approval) -> dict[str, Any]:
+    """The object under `approval`."""
     return {
         "interrupt_id": approval.interrupt_id,
         "tier": approval.tier,
@@ -185,17 +186,19 @@ def _approval_as_json(approval: Approval) -> dict[str, Any]:
         "requested_at": approval.requested_at.isoformat(),
         "expires_at": approval.expires_at and approval.expires_at.isoformat(),
         "settled_at": approval.settled_at and approval.settled_at.isoformat(),
-        "decisions": [
-            {
-                "person": decision.person,
-                "name": decision.person_name,
-                "verdict": decision.verdict,
-                "door": decision.door,
-                "reason": decision.reason,
-                "decided_at": decision.decided_at.isoformat(),
-            }
-            for decision in approval.decisions
-        ],
+        "decisions": [decision_as_json(decision) for decision in approval.decisions],
+    }
+
+
+def decision_as_json(decision: Decision) -> dict[str, Any]:
+    """One of `decisions`."""
+    return {
+        "person": decision.person,
+        "name": decision.person_name,
+        "verdict": decision.verdict,
+        "door": decision.door,
+        "reason": decision.reason,
+        "decided_at": decision.decided_at.isoformat(),
     }
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from flow import notices
-from flow.database import Connection, ring
+from flow.database import Connection, newest, ring
 from flow.errors import ThreadExists, UnknownThread
 from flow.model import OVER, Claim, Thread
 
@@ -59,11 +60,15 @@ async def thread_of(conn: Connection, thread_id: str) -> Thread:
     return Thread(**row)
 
 
-async def latest_threads(conn: Connection, *, status: str | None, limit: int) -> list[Thread]:
-    """The newest threads first, by index whatever the table's size."""
-    where = sql.SQL("WHERE status = %(status)s") if status else sql.SQL("")
-    query = sql.SQL("SELECT {} FROM threads {} ORDER BY created_at DESC, thread_id LIMIT %(limit)s")
-    rows = await conn.execute(query.format(_COLUMNS, where), {"status": status, "limit": limit})
+async def latest_threads(
+    conn: Connection, *, status: str | None, limit: int, before: tuple[datetime, str] | None = None
+) -> list[Thread]:
+    """The newest threads first, by index whatever the table's size; those after `before` (created_at, thread_id)."""
+    page = newest(("created_at", "thread_id"), before)
+    query = sql.SQL(
+        "SELECT {} FROM threads WHERE {} AND {} ORDER BY created_at DESC, thread_id LIMIT %(limit)s"
+    ).format(_COLUMNS, sql.SQL("status = %(status)s" if status else "true"), page.where)
+    rows = await conn.execute(query, {"status": status, "limit": limit, **page.values})
     return [Thread(**row) for row in await rows.fetchall()]
 
 

@@ -1,0 +1,466 @@
+"""The JSON API: programs start threads, read what is known, and decide; external approvers decide with a signature.
+
+Bearer tokens have scopes; a signed request needs none. Every decision ends in `approvals.decide`. The table of routes
+is also what the OpenAPI document is made from.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from aiohttp import web
+from pydantic import BaseModel, ValidationError
+
+from bot import shapes
+from bot.pool import Pool, on_pool
+from bot.problems import Problem, answer_problems, problem_of
+from bot.webhooks import Endpoint, is_webhook, sender_of
+from flow import approvals, inputs, payments, threads
+from flow.database import Connection
+from flow.errors import BadInput, FlowError, KeyReused, NotAllowed
+from flow.model import CLAIM_FLOW, CLAIM_FLOW_VERSION, Approval, Decision, Payment, Person, Verdict
+from flow.receipts import Answer, answer_once
+from flow.show import approval_as_json, decision_as_json, payment_as_json, stories_of
+from flow.tokens import Scope, Token, token_of
+
+# The largest claim has 10,000 characters of note.
+LARGEST_BODY = 1 << 16
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """One operation: what it takes (validated before the handler runs), gives, and asks of the token."""
+
+    method: str
+    path: str
+    name: str
+    summary: str
+    scope: Scope
+    handler: Callable[[Call], Awaitable[Answer]]
+    answer: Any
+    query: type[BaseModel] = shapes.NoQuery
+    body: type[BaseModel] | None = None
+    success: tuple[int, ...] = (200,)
+    refusals: tuple[int, ...] = ()
+    # Whether a signed request may come without a token.
+    signed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One authenticated, validated request."""
+
+    pool: Pool
+    request: web.Request
+    raw: bytes
+    query: Any
+    body: Any
+    # One of the two.
+    token: Token | None
+    sender: tuple[Endpoint, str] | None
+
+
+def build_api(pool: Pool, endpoints: tuple[Endpoint, ...]) -> web.Application:
+    """The application below /api."""
+    app = web.Application(middlewares=[answer_problems])
+    for route in ROUTES:
+        app.router.add_route(route.method, route.path, _handler_of(route, pool, endpoints))
+    return app
+
+
+def _handler_of(
+    route: Route, pool: Pool, endpoints: tuple[Endpoint, ...]
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        # Who it is comes first: a stranger learns nothing from how his request is malformed.
+        if route.signed and is_webhook(request.headers):
+            raw, token = await _read(request), None
+            sender = sender_of(endpoints, request.headers, raw)
+        else:
+            token, sender = await _token_of(request, pool, route.scope), None
+            raw = await _read(request)
+        call = Call(
+            pool=pool,
+            request=request,
+            raw=raw,
+            query=_valid(route.query, dict(_once(request.query.items(), "query parameter"))),
+            body=_valid(route.body, _json(request, raw)) if route.body else None,
+            token=token,
+            sender=sender,
+        )
+        answer = await route.handler(call)
+        headers = {"Location": f"/api/threads/{answer.body['thread']}"} if answer.status == 201 else {}
+        kind = "application/problem+json" if answer.status >= 400 else "application/json"
+        return web.json_response(answer.body, status=answer.status, headers=headers, content_type=kind)
+
+    return handle
+
+
+# Who it is
+
+
+async def _token_of(request: web.Request, pool: Pool, scope: Scope) -> Token:
+    kind, _, secret = request.headers.get("Authorization", "").partition(" ")
+    token = None
+    if kind.lower() == "bearer" and secret:
+        token = await on_pool(pool, lambda conn: token_of(conn, secret))
+    if token is None:
+        raise Problem(401, "a bearer token is needed: `claim_flow.py tokens create`", headers=_BEARER)
+    if scope not in token.scopes:
+        raise Problem(403, f"the token {token.name} may not {scope}")
+    return token
+
+
+_BEARER = {"WWW-Authenticate": "Bearer"}
+
+
+# What it says
+
+
+async def _read(request: web.Request) -> bytes:
+    read = b""
+    async for chunk in request.content.iter_any():
+        read += chunk
+        if len(read) > LARGEST_BODY:
+            raise Problem(413, f"at most {LARGEST_BODY} bytes are taken")
+    return read
+
+
+def _json(request: web.Request, raw: bytes) -> Any:
+    if request.content_type != "application/json":
+        raise Problem(415, "send application/json")
+    try:
+        # A repeated name would leave it open which of the two is meant.
+        return json.loads(raw.decode(), object_pairs_hook=lambda pairs: _once(pairs, "field"))
+    except (ValueError, RecursionError) as exc:
+        raise Problem(400, f"the body is not JSON: {exc}") from exc
+
+
+def _once(pairs: Any, what: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise Problem(400, f"the {what} {name!a} comes twice")
+        found[name] = value
+    return found
+
+
+def _valid(model: type[BaseModel], given: Any) -> Any:
+    try:
+        return model.model_validate(given)
+    except ValidationError as exc:
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'it'}: {e['msg']}" for e in exc.errors())
+        raise Problem(400, wrong.encode("utf-8", "backslashreplace").decode()) from exc
+
+
+# Threads
+
+
+async def start_thread(call: Call) -> Answer:
+    token, asked = call.token, call.body
+    assert token is not None
+    claim = inputs.parse_claim(amount=asked.amount, currency=asked.currency, payee=asked.payee, note=asked.note)
+    requested_by = inputs.parse_text("requested_by", asked.requested_by or token.key, inputs.MAX_NAME, lines=False)
+    if requested_by != token.key and "decide" in token.scopes:
+        raise NotAllowed(token.key, "a token that may decide files requests in its own name only")
+    key = _idempotency_key(call.request)
+
+    async def start(conn: Connection) -> Answer:
+        async def once() -> Answer:
+            before = await _exists(conn, asked.thread)
+            thread = await threads.insert_thread(
+                conn,
+                thread_id=asked.thread,
+                flow=CLAIM_FLOW,
+                flow_version=CLAIM_FLOW_VERSION,
+                input=claim.as_input(),
+                requested_by=requested_by,
+            )
+            [story] = await stories_of(conn, [thread])
+            return Answer(status=200 if before else 201, body=story.as_json())
+
+        if key is None:
+            return await once()
+        return await answer_once(conn, door="api", sender=token.name, key=key, body=call.raw, work=once)
+
+    try:
+        return await on_pool(call.pool, start)
+    except KeyReused as exc:
+        raise Problem(422, "this Idempotency-Key came with another request before") from exc
+
+
+async def _exists(conn: Connection, thread_id: str) -> bool:
+    row = await (await conn.execute("SELECT FROM threads WHERE thread_id = %s", (thread_id,))).fetchone()
+    return row is not None
+
+
+def _idempotency_key(request: web.Request) -> str | None:
+    """Draft: https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/"""
+    given = request.headers.getall("Idempotency-Key", [])
+    if len(given) > 1:
+        raise Problem(400, "two Idempotency-Key headers")
+    if given and not re.fullmatch(r"[\x21-\x7e]{1,200}", given[0]):
+        raise Problem(400, "an Idempotency-Key has 1 to 200 printable ASCII characters, and no space")
+    return given[0] if given else None
+
+
+async def list_threads(call: Call) -> Answer:
+    query: shapes.ThreadsQuery = call.query
+    before = _time_and_name(query.cursor)
+
+    async def look(conn: Connection) -> list[dict[str, Any]]:
+        found = await threads.latest_threads(conn, status=query.status, limit=query.limit, before=before)
+        return [story.as_json() for story in await stories_of(conn, found)]
+
+    items = await on_pool(call.pool, look)
+    return _page(items, query.limit, lambda last: _cursor(datetime.fromisoformat(last["created_at"]), last["thread"]))
+
+
+async def show_thread(call: Call) -> Answer:
+    thread_id = inputs.parse_thread_id(call.request.match_info["thread"])
+
+    async def look(conn: Connection) -> dict[str, Any]:
+        [story] = await stories_of(conn, [await threads.thread_of(conn, thread_id)])
+        return story.as_json()
+
+    return Answer(status=200, body=await on_pool(call.pool, look))
+
+
+# Approvals and decisions
+
+
+async def list_approvals(call: Call) -> Answer:
+    query: shapes.ApprovalsQuery = call.query
+    found = await on_pool(
+        call.pool,
+        lambda conn: approvals.latest_approvals(
+            conn, status=query.status, limit=query.limit, before=_time_and_name(query.cursor)
+        ),
+    )
+    return _page(
+        [_approval(each) for each in found],
+        query.limit,
+        lambda last: _cursor(datetime.fromisoformat(last["requested_at"]), last["interrupt_id"]),
+    )
+
+
+async def show_approval(call: Call) -> Answer:
+    interrupt_id = inputs.parse_interrupt_id(call.request.match_info["interrupt_id"])
+    found = await on_pool(call.pool, lambda conn: approvals.approval_of(conn, interrupt_id))
+    return Answer(status=200, body=_approval(found))
+
+
+async def decide(call: Call) -> Answer:
+    interrupt_id = inputs.parse_interrupt_id(call.request.match_info["interrupt_id"])
+    asked: shapes.NewDecision = call.body
+    door = "webhook" if call.sender else "api"
+    verdict = Verdict(
+        verdict=asked.decision, door=door, reason=inputs.parse_text("reason", asked.reason, inputs.MAX_NOTE)
+    )
+    if call.sender is None:
+        assert call.token is not None
+        person = _person_of(call.token, asked.approver)
+        decided = await on_pool(call.pool, lambda conn: approvals.decide(conn, interrupt_id, person, verdict))
+        return _decided(decided)
+    endpoint, webhook_id = call.sender
+    if asked.approver is None:
+        raise Problem(400, "approver: which of your people decided?")
+    approver = asked.approver
+
+    async def once(conn: Connection) -> Answer:
+        async def work() -> Answer:
+            try:
+                return _decided(await approvals.decide(conn, interrupt_id, endpoint.person(approver), verdict))
+            except FlowError as exc:
+                # A refusal is an answer, too.
+                problem = problem_of(exc)
+                return Answer(status=problem.status, body=problem.as_json())
+
+        # The same body for another approval is another request.
+        body = f"{interrupt_id}\n".encode() + call.raw
+        return await answer_once(conn, door="webhook", sender=endpoint.name, key=webhook_id, body=body, work=work)
+
+    return await on_pool(call.pool, once)
+
+
+def _person_of(token: Token, approver: str | None) -> Person:
+    if approver not in (None, token.key, token.name):
+        raise NotAllowed(token.key, "a token decides in its own name only")
+    return Person(key=token.key, name=token.name, names=frozenset({token.key}))
+
+
+def _decided(decided: approvals.Decided) -> Answer:
+    return Answer(status=200, body={"recorded": decided.recorded, "approval": _approval(decided.approval)})
+
+
+async def list_decisions(call: Call) -> Answer:
+    query: shapes.DecisionsQuery = call.query
+    found = await on_pool(
+        call.pool,
+        lambda conn: approvals.latest_decisions(conn, limit=query.limit, before=_time_and_name(query.cursor)),
+    )
+    return _page(
+        [_decision(*each) for each in found],
+        query.limit,
+        lambda last: _cursor(datetime.fromisoformat(last["decided_at"]), f"{last['interrupt_id']}~{last['person']}"),
+    )
+
+
+# Payments
+
+
+async def list_payments(call: Call) -> Answer:
+    query: shapes.PaymentsQuery = call.query
+    found = await on_pool(
+        call.pool,
+        lambda conn: payments.latest_payments(conn, status=query.status, limit=query.limit, before=query.cursor),
+    )
+    return _page([_payment(each) for each in found], query.limit, lambda last: last["id"])
+
+
+# Pages
+
+
+def _page(items: list[dict[str, Any]], limit: int, cursor: Callable[[dict[str, Any]], str | int]) -> Answer:
+    # A full page may be the last one; then the next is empty.
+    following = cursor(items[-1]) if len(items) == limit else None
+    return Answer(status=200, body={"items": items, "next": following})
+
+
+def _cursor(at: datetime, name: str) -> str:
+    return f"{(at - _EPOCH) // timedelta(microseconds=1)}~{name}"
+
+
+def _time_and_name(cursor: str | None) -> tuple[datetime, str] | None:
+    if cursor is None:
+        return None
+    at, _, name = cursor.partition("~")
+    try:
+        return _EPOCH + timedelta(microseconds=int(at)), name
+    except OverflowError as exc:
+        raise BadInput("cursor", cursor, "it is `next` of the page before") from exc
+
+
+# Shapes
+
+
+def _approval(approval: Approval) -> dict[str, Any]:
+    of_thread = {
+        "thread": approval.thread_id,
+        "requested_by": approval.requested_by,
+        "request": approval.request,
+    }
+    return approval_as_json(approval) | of_thread
+
+
+def _decision(thread_id: str, interrupt_id: str, decision: Decision) -> dict[str, Any]:
+    return decision_as_json(decision) | {"thread": thread_id, "interrupt_id": interrupt_id}
+
+
+def _payment(payment: Payment) -> dict[str, Any]:
+    of_thread = {
+        "thread": payment.thread_id,
+        "amount": str(payment.amount),
+        "currency": payment.currency,
+        "payee": payment.payee,
+        "provider": payment.provider,
+    }
+    return payment_as_json(payment) | of_thread
+
+
+ROUTES: Sequence[Route] = (
+    Route(
+        method="POST",
+        path="/threads",
+        name="startThread",
+        summary="Start a thread. The same thread again, with the same input, is answered as it is now.",
+        scope="start",
+        handler=start_thread,
+        body=shapes.NewThread,
+        answer=shapes.Thread,
+        success=(200, 201),
+        refusals=(409, 413, 415, 422),
+    ),
+    Route(
+        method="GET",
+        path="/threads",
+        name="listThreads",
+        summary="The newest threads.",
+        scope="read",
+        handler=list_threads,
+        query=shapes.ThreadsQuery,
+        refusals=(422,),
+        answer=shapes.Page[shapes.Thread],
+    ),
+    Route(
+        method="GET",
+        path="/threads/{thread}",
+        name="showThread",
+        summary="One thread.",
+        scope="read",
+        handler=show_thread,
+        answer=shapes.Thread,
+        refusals=(404, 422),
+    ),
+    Route(
+        method="GET",
+        path="/approvals",
+        name="listApprovals",
+        summary="The newest approvals.",
+        scope="read",
+        handler=list_approvals,
+        query=shapes.ApprovalsQuery,
+        refusals=(422,),
+        answer=shapes.Page[shapes.ApprovalOfThread],
+    ),
+    Route(
+        method="GET",
+        path="/approvals/{interrupt_id}",
+        name="showApproval",
+        summary="One approval.",
+        scope="read",
+        handler=show_approval,
+        answer=shapes.ApprovalOfThread,
+        refusals=(404, 422),
+    ),
+    Route(
+        method="POST",
+        path="/approvals/{interrupt_id}/decision",
+        name="decide",
+        summary="Decide, with a token or signed. The same verdict again succeeds and changes nothing.",
+        scope="decide",
+        handler=decide,
+        body=shapes.NewDecision,
+        answer=shapes.Decided,
+        refusals=(404, 409, 410, 413, 415, 422),
+        signed=True,
+    ),
+    Route(
+        method="GET",
+        path="/decisions",
+        name="listDecisions",
+        summary="The newest decisions.",
+        scope="read",
+        handler=list_decisions,
+        query=shapes.DecisionsQuery,
+        refusals=(422,),
+        answer=shapes.Page[shapes.DecisionOfThread],
+    ),
+    Route(
+        method="GET",
+        path="/payments",
+        name="listPayments",
+        summary="The newest payments.",
+        scope="read",
+        handler=list_payments,
+        query=shapes.PaymentsQuery,
+        answer=shapes.Page[shapes.PaymentOfThread],
+    ),
+)

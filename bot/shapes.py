@@ -1,0 +1,224 @@
+"""What the API takes and gives, as pydantic models: they validate, and the OpenAPI document is made from them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from flow.inputs import MAX_NAME, MAX_NOTE
+
+T = TypeVar("T")
+
+# The same rules as flow.inputs, which has the last word.
+ThreadId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}$")]
+InterruptId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+Amount = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,15}(\.[0-9]{1,4})?$")]
+Currency = Annotated[str, StringConstraints(pattern=r"^[A-Z]{3}$")]
+
+ThreadStatus = Literal[
+    "running", "waiting", "paid", "rejected", "expired", "withdrawn", "failed", "stuck", "unknown", "done"
+]
+ApprovalStatus = Literal["pending", "approved", "rejected", "expired", "withdrawn", "superseded"]
+PaymentStatus = Literal["intended", "paid", "refused", "unknown"]
+VerdictName = Literal["approve", "reject"]
+
+
+class _Request(BaseModel):
+    """Exactly these fields, with exactly these types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class NewThread(_Request):
+    """A claim to be started."""
+
+    thread: ThreadId = Field(description="The thread's id, chosen by you: one claim, for ever.")
+    amount: Amount = Field(description="Units of the currency, with no more decimals than it has.", examples=["250.00"])
+    currency: Currency = Field(default="USD", description="ISO 4217 code.")
+    payee: str = Field(default="", max_length=MAX_NAME)
+    note: str = Field(default="", max_length=MAX_NOTE)
+    requested_by: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_NAME,
+        description="Who asks, such as U01ALICE, if it is not the token itself; nobody decides a request of their own.",
+    )
+
+
+class NewDecision(_Request):
+    """One person's verdict."""
+
+    decision: VerdictName
+    approver: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_NAME,
+        description="Signed: which of the endpoint's people decided. With a token: nothing, or the token itself.",
+    )
+    reason: str = Field(default="", max_length=MAX_NOTE)
+
+
+class _Query(BaseModel):
+    """Everything comes as text here."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    limit: int = Field(default=50, ge=1, le=200)
+
+
+# Microseconds since 1970, and what tells rows of one instant apart.
+Cursor = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,16}~[A-Za-z0-9][A-Za-z0-9._:@/~-]{0,400}$")]
+
+
+class NoQuery(BaseModel):
+    """None is taken."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ThreadsQuery(_Query):
+    """Which threads."""
+
+    status: ThreadStatus | None = None
+    cursor: Cursor | None = Field(default=None, description="`next` of the page before.")
+
+
+class ApprovalsQuery(_Query):
+    """Which approvals."""
+
+    status: ApprovalStatus | None = None
+    cursor: Cursor | None = Field(default=None, description="`next` of the page before.")
+
+
+class DecisionsQuery(_Query):
+    """Which decisions."""
+
+    cursor: Cursor | None = Field(default=None, description="`next` of the page before.")
+
+
+class PaymentsQuery(_Query):
+    """Which payments."""
+
+    status: PaymentStatus | None = None
+    cursor: int | None = Field(default=None, ge=1, le=(1 << 63) - 1, description="`next` of the page before.")
+
+
+class Decision(BaseModel):
+    """One person's verdict, as it was recorded."""
+
+    person: str
+    name: str
+    verdict: VerdictName
+    door: str
+    reason: str
+    decided_at: datetime
+
+
+class Approval(BaseModel):
+    """One request for a decision."""
+
+    interrupt_id: InterruptId
+    tier: str
+    status: ApprovalStatus
+    request_hash: str
+    approvers: list[str]
+    required: int
+    requested_at: datetime
+    expires_at: datetime | None
+    settled_at: datetime | None
+    decisions: list[Decision]
+
+
+class ApprovalOfThread(Approval):
+    """One request for a decision, and what is asked for."""
+
+    thread: ThreadId
+    requested_by: str
+    request: dict[str, Any]
+
+
+class DecisionOfThread(Decision):
+    """One person's verdict, and on what."""
+
+    thread: ThreadId
+    interrupt_id: InterruptId
+
+
+class Payment(BaseModel):
+    """What was paid, or what became of the attempt."""
+
+    id: int
+    reference: str | None
+    status: PaymentStatus
+    reason: str | None
+    paid_at: datetime | None
+
+
+class PaymentOfThread(Payment):
+    """The same, and of which thread."""
+
+    thread: ThreadId
+    amount: str
+    currency: str
+    payee: str
+    provider: str
+
+
+class Advice(BaseModel):
+    """What a model said. It repeats the claimant's words and decides nothing."""
+
+    status: str
+    summary: str
+    risks: list[str]
+    needs_review: bool
+    reason: str | None
+    model: str
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    latency_ms: int | None
+
+
+class Thread(BaseModel):
+    """A thread with everything that is known of it; `approval` is the one that waits, else the last."""
+
+    thread: ThreadId
+    flow: str
+    status: ThreadStatus
+    amount: str | None
+    currency: str | None
+    payee: str | None
+    note: str | None
+    requested_by: str
+    created_at: datetime
+    reason: str | None
+    advice: Advice | None
+    approval: Approval | None
+    payment: Payment | None
+
+
+class Decided(BaseModel):
+    """`recorded` is false if the same had been decided before: that is a success too."""
+
+    recorded: bool
+    approval: ApprovalOfThread
+
+
+class Page(BaseModel, Generic[T]):
+    """Newest first. `next` is the cursor of the page that follows, null at the end."""
+
+    items: list[T]
+    next: str | int | None
+
+
+class Problem(BaseModel):
+    """An error (RFC 9457). A 409 of a decision also says what was decided, by whom, and when."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    decision: str | None = None
+    decided_by: str | None = None
+    decided_at: datetime | None = None

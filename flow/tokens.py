@@ -1,0 +1,92 @@
+"""Bearer tokens of the API: named, scoped, revocable; only their hash is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, get_args
+
+from flow.database import Connection
+from flow.errors import BadInput, TokenExists, UnknownToken
+
+Scope = Literal["read", "start", "decide"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+
+# Says what it is to whoever finds one, secret scanners among them.
+_PREFIX = "cf_"
+
+_COLUMNS = "name, scopes, created_by, created_at, revoked_at"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Token:
+    """A token without its secret. It acts as `api:NAME`."""
+
+    name: str
+    scopes: tuple[Scope, ...]
+    created_by: str
+    created_at: datetime
+    revoked_at: datetime | None
+
+    def as_json(self) -> dict[str, Any]:
+        """What `tokens list --json` prints."""
+        return {
+            "name": self.name,
+            "scopes": list(self.scopes),
+            "created_by": self.created_by,
+            "created_at": self.created_at.isoformat(),
+            "revoked_at": self.revoked_at and self.revoked_at.isoformat(),
+        }
+
+    @property
+    def key(self) -> str:
+        return f"api:{self.name}"
+
+
+def parse_token_name(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,62}", text):
+        raise BadInput("token name", text, "use up to 63 small letters, digits and -")
+    return text
+
+
+async def create_token(conn: Connection, name: str, scopes: tuple[Scope, ...], *, by: str) -> str:
+    """Make a token; the secret is returned, once. Raises TokenExists; a revoked name is not given again either."""
+    secret = _PREFIX + secrets.token_urlsafe(32)
+    made = await conn.execute(
+        "INSERT INTO api_tokens (name, token_sha256, scopes, created_by) VALUES (%s, %s, %s, %s)"
+        " ON CONFLICT (name) DO NOTHING",
+        (name, _digest(secret), list(scopes), by),
+    )
+    if not made.rowcount:
+        raise TokenExists(name)
+    return secret
+
+
+async def token_of(conn: Connection, secret: str) -> Token | None:
+    """The token with this secret, unless it was revoked."""
+    query = f"SELECT {_COLUMNS} FROM api_tokens WHERE token_sha256 = %s AND revoked_at IS NULL"
+    row = await (await conn.execute(query, (_digest(secret),))).fetchone()
+    return Token(**row | {"scopes": tuple(row["scopes"])}) if row else None
+
+
+async def tokens(conn: Connection) -> list[Token]:
+    """All of them, revoked ones too, by name."""
+    rows = await (await conn.execute(f"SELECT {_COLUMNS} FROM api_tokens ORDER BY name")).fetchall()
+    return [Token(**row | {"scopes": tuple(row["scopes"])}) for row in rows]
+
+
+async def revoke_token(conn: Connection, name: str) -> None:
+    """It is refused from now on. Again changes nothing. Raises UnknownToken."""
+    found = await conn.execute(
+        "UPDATE api_tokens SET revoked_at = coalesce(revoked_at, clock_timestamp()) WHERE name = %s", (name,)
+    )
+    if not found.rowcount:
+        raise UnknownToken(name)
+
+
+def _digest(secret: str) -> bytes:
+    # It has 256 random bits, so a slow hash would protect nothing.
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
