@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 
-from flow import approvals, threads
+from flow import approvals, receipts, threads
 from flow.database import AWAY, POLL_S, Connection, Lock, connect, wakes
 from flow.errors import DatabaseUnavailable
 from flow.standby import Report, Standby, Zygote
@@ -24,6 +24,8 @@ _LOOKS_AFTER_A_DEATH_S = (0.02, 0.05, 0.1, 0.3, 0.6)
 # Besides the half second in which the server notices a death, this is how late a dead worker's thread is taken over.
 # One query each time, and only while somebody else drives.
 _BETWEEN_LOOKS_AT_OTHERS_S = 0.25
+
+_BETWEEN_TIDYING_S = 600.0
 
 # More than a worker can have stand-bys.
 _BATCH = 100
@@ -53,6 +55,7 @@ class Worker:
         # Zygotes that died in a row, and threads whose driver died while their lock may still be held.
         self._failures = 0
         self._orphans: set[str] = set()
+        self._tidy_at = 0.0
         self.ready = 0
 
     @property
@@ -202,7 +205,15 @@ class Worker:
             # Nobody rings when its driver dies.
             asyncio.get_running_loop().call_later(_BETWEEN_LOOKS_AT_OTHERS_S, self._look.set)
         await approvals.expire_overdue(self._conn)
+        await self._tidy(self._conn)
         return wanting
+
+    async def _tidy(self, conn: Connection) -> None:
+        """Now and then, forget what has been kept for long enough."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._tidy_at:
+            self._tidy_at = now + _BETWEEN_TIDYING_S
+            await receipts.forget_receipts(conn)
 
     async def _evict(self, conn: Connection, thread_id: str) -> None:
         if await threads.evict_driver(conn, thread_id, drive_timeout_s=self._drive_timeout_s):
