@@ -23,7 +23,8 @@ from bot.webhooks import Endpoint, is_webhook, sender_of
 from flow import approvals, inputs, payments, threads
 from flow.database import Connection
 from flow.errors import BadInput, FlowError, KeyReused, NotAllowed
-from flow.model import CLAIM_FLOW, CLAIM_FLOW_VERSION, Approval, Decision, Payment, Person, Verdict
+from flow.events import events_after
+from flow.model import CLAIM_FLOW, CLAIM_FLOW_VERSION, Approval, Decision, Event, Payment, Person, Verdict
 from flow.receipts import Answer, answer_once
 from flow.show import approval_as_json, decision_as_json, payment_as_json, stories_of
 from flow.tokens import Scope, Token, token_of
@@ -325,6 +326,16 @@ async def list_payments(call: Call) -> Answer:
     return _page([_payment(each) for each in found], query.limit, lambda last: last["id"])
 
 
+# Events
+
+
+async def list_events(call: Call) -> Answer:
+    query: shapes.EventsQuery = call.query
+    found = await on_pool(call.pool, lambda conn: events_after(conn, query.cursor, limit=query.limit))
+    last = found[-1].position if found else query.cursor
+    return Answer(status=200, body={"items": [_event(each) for each in found], "next": last})
+
+
 # Pages
 
 
@@ -373,6 +384,10 @@ def _payment(payment: Payment) -> dict[str, Any]:
         "provider": payment.provider,
     }
     return payment_as_json(payment) | of_thread
+
+
+def _event(event: Event) -> dict[str, Any]:
+    return {"id": event.id} | event.as_json()
 
 
 ROUTES: Sequence[Route] = (
@@ -462,5 +477,15 @@ ROUTES: Sequence[Route] = (
         handler=list_payments,
         query=shapes.PaymentsQuery,
         answer=shapes.Page[shapes.PaymentOfThread],
+    ),
+    Route(
+        method="GET",
+        path="/events",
+        name="listEvents",
+        summary="What has happened, oldest first: what webhooks send. Going on from `next` misses nothing.",
+        scope="read",
+        handler=list_events,
+        query=shapes.EventsQuery,
+        answer=shapes.Events,
     ),
 )

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from flow.inputs import MAX_NAME, MAX_NOTE
+from flow.model import EventType
 
 T = TypeVar("T")
 
@@ -103,6 +104,12 @@ class PaymentsQuery(_Query):
 
     status: PaymentStatus | None = None
     cursor: int | None = Field(default=None, ge=1, le=(1 << 63) - 1, description="`next` of the page before.")
+
+
+class EventsQuery(_Query):
+    """From where on."""
+
+    cursor: int = Field(default=0, ge=0, le=(1 << 63) - 1, description="`next` of the page before.")
 
 
 class Decision(BaseModel):
@@ -210,6 +217,47 @@ class Page(BaseModel, Generic[T]):
 
     items: list[T]
     next: str | int | None
+
+
+class EventVote(BaseModel):
+    """One person's verdict, in an event."""
+
+    person: str
+    verdict: VerdictName
+    door: str
+    at: datetime
+
+
+class EventData(BaseModel):
+    """The facts as they were then. Of an approval, or, if there is no `interrupt_id`, of the thread and all its
+    approvals; `payment` is the payment's reference."""
+
+    thread: ThreadId
+    interrupt_id: InterruptId | None
+    amount: str | None
+    currency: str | None
+    payee: str | None
+    tier: str | None
+    request_hash: str | None
+    status: str
+    decisions: list[EventVote]
+    payment: str | None
+
+
+class Event(BaseModel):
+    """Something that has happened; `timestamp` says when."""
+
+    id: int
+    type: EventType
+    timestamp: datetime
+    data: EventData
+
+
+class Events(BaseModel):
+    """Oldest first. `next` is always there: ask with it again for what happens later."""
+
+    items: list[Event]
+    next: int
 
 
 class Problem(BaseModel):

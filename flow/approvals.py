@@ -17,7 +17,8 @@ from psycopg.types.json import Jsonb
 from flow import notices, threads
 from flow.database import Connection, newest
 from flow.errors import AlreadyDecided, ApprovalExpired, NotAllowed, StaleRequest, UnknownApproval
-from flow.model import Approval, Decision, Person, Thread, Verdict
+from flow.events import facts_of_approval, record_events
+from flow.model import Approval, Decision, EventType, Person, Thread, Verdict
 from flow.policy import Tier, names_person
 
 _COLUMNS = sql.SQL(
@@ -31,9 +32,12 @@ async def request_approval(
 ) -> None:
     """Ask for a decision: the row, and the card that shows it. A repeated request changes nothing."""
     inserted = await conn.execute(
-        "INSERT INTO approvals (interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers,"
-        " required, expires_at) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, clock_timestamp() + %s * interval '1 second')"
-        " ON CONFLICT (interrupt_id) DO NOTHING",
+        sql.SQL(
+            "INSERT INTO approvals (interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers,"
+            " required, expires_at) VALUES"
+            " (%s, %s, %s, %s, %s, %s, %s, %s, clock_timestamp() + %s * interval '1 second')"
+            " ON CONFLICT (interrupt_id) DO NOTHING RETURNING {}"
+        ).format(_COLUMNS),
         (
             interrupt_id,
             thread.thread_id,
@@ -46,8 +50,9 @@ async def request_approval(
             tier.expires_after_s,
         ),
     )
-    if inserted.rowcount:
+    for row in await inserted.fetchall():
         await notices.post_card(conn, interrupt_id, thread.thread_id)
+        await _record_events(conn, _approval(row, ()), "approval.requested")
 
 
 async def supersede(conn: Connection, thread_id: str, *, keep: Sequence[str]) -> None:
@@ -150,24 +155,28 @@ async def decide(conn: Connection, interrupt_id: str, person: Person, verdict: V
         if decision is None:
             return Decided(approval=approval, recorded=False)
         others = [other for other in approval.decisions if other.person != decision.person]
-        return Decided(
-            approval=await _settle_if_decided(conn, replace(approval, decisions=(*others, decision))), recorded=True
-        )
+        approval = await _settle_if_decided(conn, replace(approval, decisions=(*others, decision)))
+        settled: tuple[EventType, ...] = () if approval.status == "pending" else ("approval.decided",)
+        await _record_events(conn, approval, "approval.voted", *settled)
+        return Decided(approval=approval, recorded=True)
 
 
 async def expire_overdue(conn: Connection, *, limit: int = 100) -> int:
     """Settle pending approvals whose time is over as `expired`; how many. Locked ones are being decided: skipped."""
     async with conn.transaction():
         rows = await conn.execute(
-            "UPDATE approvals SET status = 'expired', settled_at = clock_timestamp() WHERE interrupt_id IN ("
-            "SELECT interrupt_id FROM approvals WHERE status = 'pending' AND expires_at <= clock_timestamp()"
-            " ORDER BY expires_at LIMIT %s FOR UPDATE SKIP LOCKED) RETURNING interrupt_id, thread_id",
+            sql.SQL(
+                "UPDATE approvals SET status = 'expired', settled_at = clock_timestamp() WHERE interrupt_id IN ("
+                "SELECT interrupt_id FROM approvals WHERE status = 'pending' AND expires_at <= clock_timestamp()"
+                " ORDER BY expires_at LIMIT %s FOR UPDATE SKIP LOCKED) RETURNING {}"
+            ).format(_COLUMNS),
             (limit,),
         )
-        expired = await rows.fetchall()
-        for row in expired:
-            await notices.change_card(conn, row["interrupt_id"])
-            await threads.wake(conn, row["thread_id"])
+        expired = await _with_decisions(conn, await rows.fetchall())
+        for approval in expired:
+            await notices.change_card(conn, approval.interrupt_id)
+            await _record_events(conn, approval, "approval.expired")
+            await threads.wake(conn, approval.thread_id)
     return len(expired)
 
 
@@ -251,7 +260,13 @@ async def _with_decisions(conn: Connection, rows: Sequence[dict[str, Any]]) -> l
     made: dict[str, list[Decision]] = {}
     for decision in await cursor.fetchall():
         made.setdefault(decision.pop("interrupt_id"), []).append(Decision(**decision))
-    return [
-        Approval(**row | {"approvers": tuple(row["approvers"]), "decisions": tuple(made.get(row["interrupt_id"], ()))})
-        for row in rows
-    ]
+    return [_approval(row, made.get(row["interrupt_id"], ())) for row in rows]
+
+
+def _approval(row: dict[str, Any], decisions: Sequence[Decision]) -> Approval:
+    return Approval(**row | {"approvers": tuple(row["approvers"]), "decisions": tuple(decisions)})
+
+
+async def _record_events(conn: Connection, approval: Approval, *types: EventType) -> None:
+    data = facts_of_approval(approval)
+    await record_events(conn, approval.thread_id, *types, data=data, interrupt_id=approval.interrupt_id)

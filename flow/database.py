@@ -49,6 +49,8 @@ class Lock(IntEnum):
     WORKER = 2
     DELIVERER = 3
     SELF_TEST = 4
+    EVENTS = 5
+    WEBHOOKS = 6
 
 
 # What every connection of ours is. LangGraph's saver needs autocommit and dict rows.
@@ -185,6 +187,11 @@ async def exclusively(conn: Connection, lock: Lock) -> AsyncIterator[None]:
     finally:
         if not conn.closed:
             await conn.execute("SELECT pg_advisory_unlock(%s, %s)", (_LOCK_CLASS, lock))
+
+
+async def lock_until_commit(conn: Connection, lock: Lock) -> None:
+    """Hold one of our locks alone until the surrounding transaction ends."""
+    await conn.execute("SELECT pg_advisory_xact_lock(%s, %s)", (_LOCK_CLASS, lock))
 
 
 def _migrations() -> list[tuple[int, str]]:

@@ -28,6 +28,7 @@ from flow.approvals import approval_of, approvals_of, request_approval, supersed
 from flow.assess import Adviser
 from flow.database import Connection, Lock, connect, exclusively
 from flow.errors import DriveFailed, EffectFailed, KeyReused, NotApproved, ResultNotKept, UnknownApproval
+from flow.events import facts_of_thread, record_events
 from flow.inputs import storable
 from flow.model import Approval, Claim, Thread
 from flow.pen import Pen
@@ -71,9 +72,10 @@ async def drive(
         async with conn.transaction():
             thread = await threads.put_off(conn, thread_id, reason)
             if thread.status == "stuck":
-                if isinstance(exc, PaymentUnanswered):
+                unanswered = isinstance(exc, PaymentUnanswered)
+                if unanswered:
                     await payments.give_up(conn, thread_id, reason)
-                await _tell_the_end(conn, thread_id, needs_a_person=True)
+                await _tell_the_end(conn, thread_id, "unknown" if unanswered else "stuck")
                 return "stuck"
         raise DriveFailed(thread_id, reason) from exc
     finally:
@@ -213,16 +215,16 @@ async def _close(pen: Pen, thread: Thread) -> Outcome | None:
         reason = payment.reason if payment else None
         if status == "stuck":
             reason = "the flow ended without a payment or a refusal"
-        needs_a_person = status in ("stuck", "unknown")
-        await _tell_the_end(conn, thread.thread_id, needs_a_person=needs_a_person)
+        await _tell_the_end(conn, thread.thread_id, status)
         if not await threads.leave(conn, thread, status=status, reason=reason):
             raise psycopg.Rollback
-        return "stuck" if needs_a_person else "over"
+        return "stuck" if status in _NEEDS_A_PERSON else "over"
     return None
 
 
 # The thread's status by its payment's. A thread cannot end while its payment is only intended.
 _PAID = {"paid": "paid", "refused": "failed", "unknown": "unknown", "intended": "stuck"}
+_NEEDS_A_PERSON = ("stuck", "unknown")
 
 
 async def _untaken(pen: Pen, thread_id: str) -> Outcome | None:
@@ -241,22 +243,29 @@ async def _untaken(pen: Pen, thread_id: str) -> Outcome | None:
 async def _give_up(pen: Pen, thread: Thread, reason: str) -> bool:
     """Leave the thread to a person, and say so on its cards. False if a reason to drive was added meanwhile."""
     async with pen.tx() as conn:
-        await _tell_the_end(conn, thread.thread_id, needs_a_person=True)
+        await _tell_the_end(conn, thread.thread_id, "stuck")
         if not await threads.leave(conn, thread, status="stuck", reason=reason):
             raise psycopg.Rollback
         return True
     return False
 
 
-async def _tell_the_end(conn: Connection, thread_id: str, *, needs_a_person: bool) -> None:
+async def _tell_the_end(conn: Connection, thread_id: str, status: str) -> None:
     """Every card of the thread shows its end, a reply below the last one says it, and the operators hear of trouble."""
     approvals = (await approvals_of(conn, [thread_id]))[thread_id]
     for approval in approvals:
         await notices.change_card(conn, approval.interrupt_id)
     if approvals:
         await notices.post_reply(conn, approvals[-1].interrupt_id, thread_id)
-    if needs_a_person:
+    if status in _NEEDS_A_PERSON:
         await notices.raise_alarm(conn, thread_id)
+    if status == "stuck":
+        # A payment that is unknown has said so itself.
+        claim = (await threads.thread_of(conn, thread_id)).input
+        payment = (await payments.payments_of(conn, [thread_id])).get(thread_id)
+        reference = payment.reference if payment else None
+        data = facts_of_thread(thread_id, claim, approvals, status=status, reference=reference)
+        await record_events(conn, thread_id, "thread.stuck", data=data)
 
 
 def _in_words(exc: BaseException) -> str:

@@ -8,11 +8,20 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Literal
 
 VerdictName = Literal["approve", "reject"]
+EventType = Literal[
+    "approval.requested",
+    "approval.voted",
+    "approval.decided",
+    "approval.expired",
+    "payment.paid",
+    "payment.unknown",
+    "thread.stuck",
+]
 
 # The built-in flow, named here so that whoever only files a claim need not import LangGraph. The version is part of
 # every request's hash: raise it when a change alters what an approval means.
@@ -197,6 +206,34 @@ class Notice:
     version: int
     attempt: int
     ambiguous: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that has happened, with the facts as they were then. `position` orders events, `id` names one."""
+
+    id: int
+    type: EventType
+    data: dict[str, Any]
+    created_at: datetime
+    position: int | None
+
+    def as_json(self) -> dict[str, Any]:
+        """What is sent, and listed: `timestamp` is when it happened."""
+        return {"type": self.type, "timestamp": self.created_at.astimezone(UTC).isoformat(), "data": self.data}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """An event that a deliverer has leased for one endpoint.
+
+    `attempt` is its fence, `tries` its place in the schedule, this attempt included.
+    """
+
+    endpoint: str
+    event: Event
+    attempt: int
+    tries: int
 
 
 def request_hash(*, thread_id: str, interrupt_id: str, tier: str, flow_version: str, claim: Claim) -> str:

@@ -19,9 +19,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from flow import threads
+from flow.approvals import approvals_of
 from flow.database import Connection
 from flow.errors import KeyReused, NothingToResolve
-from flow.model import Claim, Payment
+from flow.events import facts_of_thread, record_events
+from flow.model import Claim, EventType, Payment
 from flow.pen import Pen
 from flow.providers import CannotLookUp, Order, PaymentRefused, PaymentUnsent, Provider
 
@@ -39,12 +41,15 @@ async def pay_from_ledger(conn: Connection, thread_id: str, claim: Claim) -> Pay
 
     The reference is made from the thread id, so it is the same whoever pays and however often.
     """
-    await conn.execute(
+    inserted = await conn.execute(
         "INSERT INTO payments (thread_id, amount, currency, payee, provider, reference, status, paid_at)"
         " VALUES (%s, %s, %s, %s, 'ledger', %s, 'paid', clock_timestamp()) ON CONFLICT (thread_id) DO NOTHING",
         (thread_id, claim.amount, claim.currency, claim.payee, f"L-{thread_id}"),
     )
-    return _checked(await _payment(conn, thread_id), claim)
+    payment = await _payment(conn, thread_id)
+    if inserted.rowcount:
+        await _record_event(conn, payment, "payment.paid")
+    return _checked(payment, claim)
 
 
 async def intend(conn: Connection, thread_id: str, claim: Claim, provider: Provider) -> Payment:
@@ -87,10 +92,9 @@ async def pay_outside(pen: Pen, payment: Payment, provider: Provider) -> Payment
         return await _update(pen, payment, "status = 'refused', reason = %s", str(exc))
     except CannotLookUp as exc:
         why = f"the provider did not answer in time, and cannot be asked again: {exc}"
-        return await _update(pen, payment, "status = 'unknown', reason = %s", why)
-    return await _update(
-        pen, payment, "status = 'paid', reference = %s, paid_at = clock_timestamp(), reason = NULL", reference
-    )
+        return await _update(pen, payment, "status = 'unknown', reason = %s", why, event="payment.unknown")
+    paid = "status = 'paid', reference = %s, paid_at = clock_timestamp(), reason = NULL"
+    return await _update(pen, payment, paid, reference, event="payment.paid")
 
 
 async def payments_of(conn: Connection, thread_ids: Sequence[str]) -> dict[str, Payment]:
@@ -138,6 +142,8 @@ async def resolve(conn: Connection, thread_id: str, *, reference: str | None, by
                 " paid_at = CASE WHEN %s::text IS NULL THEN NULL ELSE clock_timestamp() END WHERE thread_id = %s",
                 ("paid" if reference else "refused", reference, f"resolved by {by}", reference, thread_id),
             )
+            if reference:
+                await _record_event(conn, await _payment(conn, thread_id), "payment.paid")
             await threads.wake(conn, thread_id)
         elif (payment.reference, payment.status) != (reference, "paid" if reference else "refused"):
             raise NothingToResolve(thread_id, f"its payment is {payment.status}")
@@ -146,10 +152,12 @@ async def resolve(conn: Connection, thread_id: str, *, reference: str | None, by
 
 async def give_up(conn: Connection, thread_id: str, reason: str) -> None:
     """The last attempt got no answer either: a person must look."""
-    await conn.execute(
+    updated = await conn.execute(
         "UPDATE payments SET status = 'unknown', reason = %s WHERE thread_id = %s AND status = 'intended'",
         (reason, thread_id),
     )
+    if updated.rowcount:
+        await _record_event(conn, await _payment(conn, thread_id), "payment.unknown")
     await conn.execute("UPDATE threads SET status = 'unknown' WHERE thread_id = %s", (thread_id,))
 
 
@@ -173,12 +181,22 @@ async def _age_s(pen: Pen, payment: Payment) -> float:
     return float(row["age"])
 
 
-async def _update(pen: Pen, payment: Payment, change: str, *values: Any) -> Payment:
+async def _update(pen: Pen, payment: Payment, change: str, *values: Any, event: EventType | None = None) -> Payment:
     async with pen.tx() as conn:
-        await conn.execute(
+        updated = await conn.execute(
             f"UPDATE payments SET {change} WHERE thread_id = %s AND status = 'intended'", (*values, payment.thread_id)
         )
-        return await _payment(conn, payment.thread_id)
+        payment = await _payment(conn, payment.thread_id)
+        if event and updated.rowcount:
+            await _record_event(conn, payment, event)
+        return payment
+
+
+async def _record_event(conn: Connection, payment: Payment, event: EventType) -> None:
+    claim = {"amount": str(payment.amount), "currency": payment.currency, "payee": payment.payee}
+    approvals = (await approvals_of(conn, [payment.thread_id]))[payment.thread_id]
+    data = facts_of_thread(payment.thread_id, claim, approvals, status=payment.status, reference=payment.reference)
+    await record_events(conn, payment.thread_id, event, data=data)
 
 
 async def _payment(conn: Connection, thread_id: str) -> Payment:

@@ -259,7 +259,7 @@ BUGS = [
     Bug(
         name="a thread that is stuck calls nobody",
         file="flow/drive.py",
-        old="    if needs_a_person:\n        await notices.raise_alarm(conn, thread_id)\n",
+        old="    if status in _NEEDS_A_PERSON:\n        await notices.raise_alarm(conn, thread_id)\n",
         new="",
         tests="test_drive_hazards.py",
     ),

@@ -1,0 +1,120 @@
+"""What has happened, for programs: rows that are written in the transaction that makes them true, and read in order.
+
+Ids are given when a row is written, and transactions end in any order: whoever reads on from the last id that he has
+seen misses the event with a smaller one that is committed a moment later. So readers go by `position`. It is given to
+rows that are committed already, by one transaction at a time: an event that becomes visible later has a higher one,
+whatever its id. (Transaction ids would do without this second write. But whoever waits until none below is running
+waits for the longest transaction of the whole server, and a database that is restored elsewhere starts them anew.)
+
+Nothing here rings: every transaction that records an event changes what people see, too, and rings for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from flow.database import Connection, Lock, lock_until_commit
+from flow.model import Approval, Decision, Event, EventType
+
+
+async def record_events(
+    conn: Connection, thread_id: str, *types: EventType, data: dict[str, Any], interrupt_id: str | None = None
+) -> None:
+    """This has happened to the thread, in this order, and these are the facts.
+
+    Belongs in the transaction that makes it true. An event of an approval needs its `interrupt_id`. The facts come from
+    the caller, who has them: putting them together by a query would cost a click half a millisecond.
+    """
+    await conn.execute(
+        "INSERT INTO events (type, thread_id, interrupt_id, data)"
+        " SELECT type, %s, %s, %s FROM unnest(%s::text[]) WITH ORDINALITY AS wanted (type, place) ORDER BY place",
+        (thread_id, interrupt_id, Jsonb(data), list(types)),
+    )
+
+
+def facts_of_approval(approval: Approval) -> dict[str, Any]:
+    """The `data` of an event of an approval, as the approval is now."""
+    return _facts(
+        thread=approval.thread_id,
+        interrupt_id=approval.interrupt_id,
+        claim=approval.request,
+        tier=approval.tier,
+        request_hash=approval.request_hash,
+        status=approval.status,
+        decisions=approval.decisions,
+    )
+
+
+def facts_of_thread(
+    thread_id: str, claim: Mapping[str, Any], approvals: Sequence[Approval], *, status: str, reference: str | None
+) -> dict[str, Any]:
+    """The `data` of an event of a payment or a thread: with everybody's decisions, whatever the tier."""
+    decisions = [decision for approval in approvals for decision in approval.decisions]
+    return _facts(thread=thread_id, claim=claim, status=status, decisions=decisions, payment=reference)
+
+
+def _facts(
+    *,
+    thread: str,
+    claim: Mapping[str, Any],
+    status: str,
+    decisions: Sequence[Decision],
+    interrupt_id: str | None = None,
+    tier: str | None = None,
+    request_hash: str | None = None,
+    payment: str | None = None,
+) -> dict[str, Any]:
+    """Always the same fields, and never the note: it is for those who decide."""
+    return {
+        "thread": thread,
+        "interrupt_id": interrupt_id,
+        "amount": claim.get("amount"),
+        "currency": claim.get("currency"),
+        "payee": claim.get("payee"),
+        "tier": tier,
+        "request_hash": request_hash,
+        "status": status,
+        "decisions": [
+            {
+                "person": decision.person,
+                "verdict": decision.verdict,
+                "door": decision.door,
+                "at": decision.decided_at.astimezone(UTC).isoformat(),
+            }
+            for decision in decisions
+        ],
+        "payment": payment,
+    }
+
+
+async def events_after(conn: Connection, position: int, *, limit: int) -> list[Event]:
+    """The events that became visible after this one, oldest first. None is ever skipped by going on from the last."""
+    await give_positions(conn)
+    rows = await conn.execute(
+        "SELECT id, type, data, created_at, position FROM events WHERE position > %s ORDER BY position LIMIT %s",
+        (position, limit),
+    )
+    return [Event(**row) for row in await rows.fetchall()]
+
+
+async def give_positions(conn: Connection) -> None:
+    """Give every event that can be seen its position, in a transaction of its own; one SELECT when all have one."""
+    row = await (await conn.execute("SELECT FROM events WHERE position IS NULL LIMIT 1")).fetchone()
+    if row is not None:
+        async with conn.transaction():
+            await lock_events(conn)
+
+
+async def lock_events(conn: Connection) -> None:
+    """Until the transaction ends, every event that can be seen has its position, and nobody else gives any."""
+    await lock_until_commit(conn, Lock.EVENTS)
+    # Only now, in a statement of its own: it must see what whoever had the lock before has done.
+    await conn.execute(
+        "WITH next AS (SELECT id, nextval('events_position') AS position"
+        " FROM (SELECT id FROM events WHERE position IS NULL ORDER BY id) AS ordered)"
+        " UPDATE events SET position = next.position FROM next WHERE events.id = next.id"
+    )
