@@ -208,6 +208,7 @@ def work(once: bool) -> None:
             worker = Worker(url, drive_timeout_s=settings.drive_timeout, stand_by=settings.stand_by)
             await worker.run_once()
             await _deliver(settings, conn)
+            await _deliver_webhooks(settings, url)
 
     _log_for_people()
     _run(run)
@@ -215,19 +216,24 @@ def work(once: bool) -> None:
 
 @cli.command()
 def deliver() -> None:
-    """Send what waits to be sent, and try again what Slack refused."""
+    """Send what waits to be sent, to Slack and to the webhooks' endpoints, and try again what Slack refused."""
 
     async def run(settings: Settings) -> None:
         from flow import notices
 
-        async with _database(settings) as (_url, conn):
-            if not settings.slack_is_on:
-                raise FlowError("Slack is off: see SLACK_BOT_TOKEN and what belongs to it in .env.example")
-            await notices.retry_failed(conn)
-            sent, failed = await _deliver(settings, conn, within_s=300.0)
-        click.echo(f"{sent} sent, {failed} not")
-        if failed:
-            raise FlowError("not everything was sent: the reasons are above")
+        async with _database(settings) as (url, conn):
+            if not settings.slack_is_on and not settings.webhook_url_of:
+                raise FlowError(
+                    "Slack is off: see SLACK_BOT_TOKEN and what belongs to it in .env.example; so are WEBHOOK_URLS"
+                )
+            if settings.slack_is_on:
+                await notices.retry_failed(conn)
+            of_slack, of_webhooks = (
+                await _deliver(settings, conn, within_s=300.0),
+                await _deliver_webhooks(settings, url, within_s=300.0),
+            )
+        sent, failed = of_slack[0] + of_webhooks[0], of_slack[1] + of_webhooks[1]
+        _report_sent(sent, failed)
 
     _log_for_people()
     _run(run)
@@ -362,6 +368,58 @@ def tokens_revoke(name: str) -> None:
 
 
 @cli.group()
+def webhooks() -> None:
+    """Events that are sent to the endpoints of WEBHOOK_URLS."""
+
+
+@webhooks.command("list")
+@click.option("--limit", type=click.IntRange(0, 10_000), default=50, show_default=True, help="At most this many each.")
+@_json
+def webhooks_list(limit: int, as_json: bool) -> None:
+    """The endpoints, what waits for them, and their newest dead letters."""
+
+    async def run(settings: Settings) -> None:
+        from flow.deliveries import endpoint_states
+
+        async with _database(settings) as (_url, conn):
+            found = await endpoint_states(conn, limit=limit)
+        if as_json:
+            _print_json([state.as_json() | {"configured": state.name in settings.webhook_url_of} for state in found])
+        for state in () if as_json else found:
+            click.echo(state.in_words(configured=state.name in settings.webhook_url_of))
+
+    _run(run)
+
+
+@webhooks.command("resend")
+@click.option("--event", "event_id", type=click.IntRange(1, (1 << 63) - 1), metavar="ID", help="This event.")
+@click.option("--dead", is_flag=True, help="Every dead letter, of all endpoints or of one.")
+@click.option("--endpoint", metavar="NAME", help="To this endpoint.")
+def webhooks_resend(event_id: int | None, dead: bool, endpoint: str | None) -> None:
+    """Send again, under the old id: one event, or every dead letter. An endpoint that was turned off is turned on."""
+    if (event_id is None) != dead or (event_id is not None and endpoint is None):
+        raise click.UsageError("say --event ID --endpoint NAME, or --dead")
+
+    async def run(settings: Settings) -> None:
+        from flow.database import Lock, is_present
+        from flow.deliveries import resend_dead, resend_event
+
+        async with _database(settings) as (url, conn):
+            if event_id is not None and endpoint is not None:
+                await resend_event(conn, event_id, endpoint)
+                count = 1
+            else:
+                count = await resend_dead(conn, endpoint)
+            click.echo(f"{count} to be sent again")
+            if not await is_present(conn, Lock.WEBHOOKS):
+                sent, failed = await _deliver_webhooks(settings, url, within_s=300.0)
+                _report_sent(sent, failed)
+
+    _log_for_people()
+    _run(run)
+
+
+@cli.group()
 def db() -> None:
     """The embedded Postgres."""
 
@@ -429,6 +487,11 @@ async def _database(settings: Settings, *, checkpoints: bool = False) -> AsyncIt
             from flow.drive import ensure_checkpoint_tables
 
             await ensure_checkpoint_tables(url, conn)
+        if settings.webhook_url_of:
+            from flow.deliveries import add_endpoints
+
+            # Whoever files the first claim knows of them, not only who delivers.
+            await add_endpoints(conn, settings.webhook_url_of)
         yield url, conn
 
 
@@ -488,6 +551,22 @@ async def _deliver(settings: Settings, conn: Connection, *, within_s: float = 15
 
     async with Deliverer.of(settings) as deliverer:
         return await deliverer.sweep(conn, within_s=within_s)
+
+
+async def _deliver_webhooks(settings: Settings, url: str, *, within_s: float = 15.0) -> tuple[int, int]:
+    """The same for the endpoints of WEBHOOK_URLS."""
+    if not settings.webhook_url_of:
+        return 0, 0
+    from bot.webhooks_out import WebhookDeliverer
+
+    async with WebhookDeliverer.of(settings) as deliverer:
+        return await deliverer.sweep(url, within_s=within_s)
+
+
+def _report_sent(sent: int, failed: int) -> None:
+    click.echo(f"{sent} sent, {failed} not")
+    if failed:
+        raise FlowError("not everything was sent: the reasons are above")
 
 
 def _serve(*, web: bool, worker: bool) -> None:

@@ -19,6 +19,7 @@ from bot.slack_api import slack_client
 from bot.socket_mode import SocketMode
 from bot.web import Check, build_web
 from bot.webhooks import endpoints_of
+from bot.webhooks_out import WebhookDeliverer
 from flow.assess import adviser_of
 from flow.database import check_locks
 from flow.errors import SettingError
@@ -46,18 +47,19 @@ async def run_services(settings: Settings, url: str, stop: asyncio.Event, *, web
     _say_what_is_off(settings)
     async with contextlib.AsyncExitStack() as stack:
         deliverer = await stack.enter_async_context(Deliverer.of(settings)) if settings.slack_is_on else None
+        webhooks = await stack.enter_async_context(WebhookDeliverer.of(settings)) if settings.webhook_url_of else None
         driver = _worker_of(settings, url) if worker else None
         async with asyncio.TaskGroup() as group:
-            delivering = group.create_task(deliverer.run(url)) if deliverer else None
+            delivering = [group.create_task(each.run(url)) for each in (deliverer, webhooks) if each]
             driving = group.create_task(driver.run(stop)) if driver else None
-            checks = _checks_of(deliverer, driver)
+            checks = _checks_of(deliverer, webhooks, driver)
             async with _site(settings, url, checks, web=web):
                 await stop.wait()
                 log.info("stopping")
             if driving:
                 await driving
-            if delivering:
-                delivering.cancel()
+            for task in delivering:
+                task.cancel()
 
 
 @contextlib.asynccontextmanager
@@ -118,10 +120,14 @@ def _worker_of(settings: Settings, url: str) -> Worker:
     return Worker(url, drive_timeout_s=settings.drive_timeout, stand_by=settings.stand_by)
 
 
-def _checks_of(deliverer: Deliverer | None, driver: Worker | None) -> dict[str, Check]:
+def _checks_of(
+    deliverer: Deliverer | None, webhooks: WebhookDeliverer | None, driver: Worker | None
+) -> dict[str, Check]:
     checks: dict[str, Check] = {}
     if deliverer is not None:
         checks["deliverer"] = _checks("it does not hear the database", lambda: deliverer.connected)
+    if webhooks is not None:
+        checks["webhooks"] = _checks("they do not hear the database", lambda: webhooks.connected)
     if driver is not None:
         checks["worker"] = _checks("no stand-by has come up, or the database is not heard", lambda: driver.works)
     return checks

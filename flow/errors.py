@@ -179,6 +179,22 @@ class UnknownToken(FlowError):
         super().__init__(f"no token {name}: see `claim_flow.py tokens list`")
 
 
+class UnknownEndpoint(FlowError):
+    """No endpoint of outgoing webhooks has this name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"no endpoint {name}: see `claim_flow.py webhooks list`, or add it to WEBHOOK_URLS")
+
+
+class UnknownEvent(FlowError):
+    """No event has this id."""
+
+    def __init__(self, event_id: int) -> None:
+        self.event_id = event_id
+        super().__init__(f"no event {event_id}: its webhook-id is evt_EVENT_ENDPOINT, and /api/events lists them")
+
+
 class NotApproved(FlowError):
     """A payment was about to be made that nobody approved in this form."""
 

@@ -9,6 +9,7 @@ import base64
 import re
 from pathlib import Path
 from typing import Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -62,6 +63,12 @@ class Settings(BaseSettings):
     webhook_secrets: SecretStr | None = None
     webhook_approvers: str = ""
 
+    # Where events are sent, `acme=https://…,ops=https://…`, and the secrets that sign them (repeated: a rotation).
+    webhook_urls: SecretStr | None = None
+    webhook_signing_secrets: SecretStr | None = None
+    # For development: http, and addresses that are not public.
+    webhook_allow_private: bool = False
+
     host: str = "127.0.0.1"
     port: int = Field(default=4000, ge=0, le=65535)
     # Where `work`, which has no pages, answers /healthz and /readyz; unset: nowhere.
@@ -95,7 +102,7 @@ class Settings(BaseSettings):
                 )
         return approvers
 
-    @field_validator("webhook_secrets")
+    @field_validator("webhook_secrets", "webhook_signing_secrets")
     @classmethod
     def _are_secrets(cls, given: SecretStr | None) -> SecretStr | None:
         names: dict[str, str] = {}
@@ -115,6 +122,30 @@ class Settings(BaseSettings):
             if not _ENDPOINT.fullmatch(endpoint) or not _ENDPOINTS_PERSON.fullmatch(name):
                 raise ValueError("write ENDPOINT=NAME pairs, separated by commas: acme=carol,acme=dave")
         return given
+
+    @field_validator("webhook_urls")
+    @classmethod
+    def _are_urls(cls, given: SecretStr | None) -> SecretStr | None:
+        names = set()
+        for name, url in _pairs(given.get_secret_value() if given else ""):
+            if not _ENDPOINT.fullmatch(name) or not _is_url(url):
+                raise ValueError("write ENDPOINT=https://… pairs, separated by commas (a comma in a URL as %2C)")
+            if name in names:
+                raise ValueError(f"{name} comes twice: give each URL a name of its own")
+            names.add(name)
+        return given
+
+    @model_validator(mode="after")
+    def _outgoing_webhooks_are_whole(self) -> Self:
+        urls, secrets = self.webhook_url_of, self.webhook_signing_secret_lists
+        if missing := sorted(set(urls) - set(secrets)):
+            raise ValueError(f"WEBHOOK_SIGNING_SECRETS has no secret for {', '.join(missing)}")
+        if missing := sorted(set(secrets) - set(urls)):
+            raise ValueError(f"WEBHOOK_URLS has no URL for {', '.join(missing)}")
+        plain = [name for name, url in urls.items() if not url.startswith("https://")]
+        if plain and not self.webhook_allow_private:
+            raise ValueError(f"WEBHOOK_URLS: {plain[0]} is not https (for development: WEBHOOK_ALLOW_PRIVATE=true)")
+        return self
 
     @model_validator(mode="after")
     def _slack_is_whole_or_off(self) -> Self:
@@ -142,6 +173,16 @@ class Settings(BaseSettings):
     def webhook_approver_names(self) -> dict[str, list[str]]:
         """The people of each endpoint."""
         return _lists(self.webhook_approvers)
+
+    @property
+    def webhook_url_of(self) -> dict[str, str]:
+        """Where the events of each endpoint go."""
+        return dict(_pairs(self.webhook_urls.get_secret_value() if self.webhook_urls else ""))
+
+    @property
+    def webhook_signing_secret_lists(self) -> dict[str, list[str]]:
+        """What the events of each endpoint are signed with."""
+        return _lists(self.webhook_signing_secrets.get_secret_value() if self.webhook_signing_secrets else "")
 
     @property
     def approver_names(self) -> tuple[str, ...]:
@@ -182,6 +223,17 @@ def _lists(text: str) -> dict[str, list[str]]:
     for name, value in _pairs(text):
         lists.setdefault(name, []).append(value)
     return lists
+
+
+def _is_url(text: str) -> bool:
+    """Whether it is an http(s) URL with a host, and without a password, which would stand in logs."""
+    try:
+        url = urlsplit(text)
+        return bool(
+            url.scheme in ("http", "https") and url.hostname and url.port != 0 and "@" not in url.netloc
+        ) and not re.search(r"[\x00-\x20\x7f]", text)
+    except ValueError:
+        return False
 
 
 def _is_long_base64(text: str) -> bool:

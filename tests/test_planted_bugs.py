@@ -305,9 +305,89 @@ BUGS = [
         new="return submit(self, fn, *args, **kwargs)",
         tests="test_effects.py",
     ),
+    Bug(
+        name="events are read in the order of their ids",
+        file="flow/events.py",
+        old="nextval('events_position') AS position",
+        new="id AS position",
+        tests="test_events.py",
+    ),
+    Bug(
+        name="a new endpoint is told everything that ever happened",
+        file="flow/deliveries.py",
+        old="SELECT coalesce(max(position), 0) FROM events",
+        new="SELECT 0",
+        tests="test_webhooks_out.py",
+    ),
+    Bug(
+        name="a webhook's deliverer has no fence",
+        file="flow/deliveries.py",
+        old=" AND attempt = %s AND status = 'sending'",
+        new=" AND attempt >= 0 * %s AND status = 'sending'",
+        tests="test_webhooks_out.py",
+    ),
+    Bug(
+        name="a webhook has another id at each attempt",
+        file="bot/webhooks_out.py",
+        old='return f"evt_{delivery.event.id}_{delivery.endpoint}"',
+        new='return f"evt_{delivery.event.id}_{delivery.endpoint}_{delivery.attempt}"',
+        tests="test_webhooks_out.py",
+    ),
+    Bug(
+        name="redirects of webhooks are followed",
+        file="bot/webhooks_out.py",
+        old="allow_redirects=False",
+        new="allow_redirects=True",
+        tests="test_webhooks_out.py",
+    ),
+    Bug(
+        name="of a webhook's addresses only the first is checked",
+        file="bot/webhooks_out.py",
+        old="        for address in addresses:\n",
+        new="        for address in addresses[:1]:\n",
+        tests="test_webhooks_out.py",
+    ),
+    Bug(
+        name="an address that is written in a webhook's URL is not checked",
+        file="bot/webhooks_out.py",
+        old="        if not is_allowed(address[0]):\n",
+        new="        if not is_allowed and address:\n",
+        tests="test_webhooks_out.py",
+    ),
+    Bug(
+        name="a webhook's name is not looked up again",
+        file="bot/webhooks_out.py",
+        old="        use_dns_cache=False,\n",
+        new="        use_dns_cache=True,\n",
+        tests="test_webhooks_out.py",
+    ),
+    Bug(
+        name="Retry-After is read and not obeyed",
+        file="bot/webhooks_out.py",
+        old="wait_s=max(wait_s, answer.retry_after_s or 0.0),",
+        new="wait_s=wait_s,",
+        tests="test_webhooks_out.py",
+    ),
+    Bug(
+        name="an endpoint that is gone is asked on",
+        file="flow/deliveries.py",
+        old='            "UPDATE webhook_endpoints SET turned_off_at = clock_timestamp(), reason = %s"\n',
+        new='            "UPDATE webhook_endpoints SET turned_off_at = NULL, reason = left(%s, 0)"\n',
+        tests="test_webhooks_out.py",
+    ),
 ]
 
-_COPIED = ("bot", "flow", "tests", "claim_flow.py", "manifest.yml", "pyproject.toml", "README.md", ".env.example")
+_COPIED = (
+    "bot",
+    "docs",
+    "flow",
+    "tests",
+    "claim_flow.py",
+    "manifest.yml",
+    "pyproject.toml",
+    "README.md",
+    ".env.example",
+)
 
 
 @pytest.mark.planted
