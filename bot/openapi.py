@@ -95,12 +95,6 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
                 "schema": {"type": "string", "pattern": r"^[!-~]{1,200}$"},
             }
         )
-    if route.signed:
-        for name, pattern in (("webhook-id", "^[A-Za-z0-9_-]{1,128}$"), ("webhook-timestamp", "^[0-9]{10}$")):
-            text = {"type": "string", "pattern": pattern}
-            parameters.append(
-                {"name": name, "in": "header", "required": False, "description": "If it is signed.", "schema": text}
-            )
     operation: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.summary,

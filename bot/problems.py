@@ -9,10 +9,10 @@ import logging
 import secrets
 from typing import Any
 
-import psycopg
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from flow.database import AWAY
 from flow.errors import (
     AlreadyDecided,
     ApprovalExpired,
@@ -92,15 +92,15 @@ async def answer_problems(request: web.Request, handler: Handler) -> web.StreamR
         response = await handler(request)
     except Problem as exc:
         response = _document(exc)
-    except FlowError as exc:
-        response = _document(problem_of(exc))
     except web.HTTPException as exc:
         headers = {"Allow": exc.headers["Allow"]} if "Allow" in exc.headers else None
         response = _document(Problem(exc.status, exc.reason, headers=headers))
-    except (psycopg.OperationalError, TimeoutError) as exc:
+    except (*AWAY, TimeoutError) as exc:
         log.warning("request %s was not carried out: %s: %s", request_id, type(exc).__name__, str(exc).strip())
         wait = {"Retry-After": "1"}
         response = _document(Problem(503, "it could not be recorded: ask again, twice is once", headers=wait))
+    except FlowError as exc:
+        response = _document(problem_of(exc))
     except Exception:
         log.exception("request %s failed: %s %s", request_id, request.method, request.path)
         response = _document(Problem(500, f"look for {request_id} in the log"))

@@ -28,15 +28,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
-import psycopg
 from aiohttp.abc import AbstractResolver, ResolveResult
 from standardwebhooks.webhooks import Webhook
 
 from bot.pool import Pool, on_pool, pool_of
 from flow import deliveries
 from flow.aio import to_its_end
-from flow.database import Connection, Lock, wakes
-from flow.errors import DatabaseUnavailable
+from flow.database import AWAY, Connection, Lock, wakes
 from flow.inputs import storable
 from flow.model import Delivery, Event
 from flow.settings import Settings
@@ -149,7 +147,7 @@ class _Lane:
             self.look.clear()
             try:
                 await self.sweep(pool)
-            except (psycopg.OperationalError, DatabaseUnavailable) as exc:
+            except AWAY as exc:
                 # Leases run out by themselves; the listener keeps trying and wakes us.
                 log.warning("the database is away: %s", str(exc).strip())
 
