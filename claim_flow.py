@@ -21,7 +21,7 @@ from flow.errors import FlowError
 
 if TYPE_CHECKING:
     from flow.database import Connection
-    from flow.model import Approval
+    from flow.model import Approval, Person
     from flow.settings import Settings
     from flow.show import Story
 
@@ -216,23 +216,26 @@ def work(once: bool) -> None:
 
 @cli.command()
 def deliver() -> None:
-    """Send what waits to be sent, to Slack and to the webhooks' endpoints, and try again what Slack refused."""
+    """Send what waits to be sent, and try again what Slack or a mail server refused."""
 
     async def run(settings: Settings) -> None:
-        from flow import notices
+        from flow import mails, notices
 
         async with _database(settings) as (url, conn):
-            if not settings.slack_is_on and not settings.webhook_url_of:
+            if not settings.slack_is_on and not settings.smtp_url and not settings.webhook_url_of:
                 raise FlowError(
-                    "Slack is off: see SLACK_BOT_TOKEN and what belongs to it in .env.example; so are WEBHOOK_URLS"
+                    "Slack is off: see SLACK_BOT_TOKEN and what belongs to it in .env.example; so are SMTP_URL and"
+                    " WEBHOOK_URLS"
                 )
             if settings.slack_is_on:
                 await notices.retry_failed(conn)
-            of_slack, of_webhooks = (
+            if settings.smtp_url:
+                await mails.retry_mails(conn)
+            to_people, to_webhooks = (
                 await _deliver(settings, conn, within_s=300.0),
                 await _deliver_webhooks(settings, url, within_s=300.0),
             )
-        sent, failed = of_slack[0] + of_webhooks[0], of_slack[1] + of_webhooks[1]
+        sent, failed = to_people[0] + to_webhooks[0], to_people[1] + to_webhooks[1]
         _report_sent(sent, failed)
 
     _log_for_people()
@@ -301,6 +304,69 @@ def payments_resolve(thread_id: str, reference: str | None, not_paid: bool, as_j
         async with _database(settings) as (url, conn):
             await resolve(conn, thread_id, reference=reference, by=user)
             await _advance_and_report(settings, url, conn, thread_id, as_json=as_json)
+
+    _run(run)
+
+
+@cli.command()
+@_thread
+@click.option("--to", required=True, metavar="ADDRESS", help="Who may use it: an approver by address.")
+@click.option("--code", "only_code", is_flag=True, help="Make a new code for the link that they have.")
+@click.option("--revoke", is_flag=True, help="Refuse the link that they have.")
+@click.option("--interrupt", "interrupt_id", metavar="ID", help="Which request.  [default: the one that waits]")
+def link(thread_id: str, to: str, only_code: bool, revoke: bool, interrupt_id: str | None) -> None:
+    """Print a link by which one person can decide what a thread waits for, once."""
+    from flow import inputs
+
+    if only_code and revoke:
+        raise click.UsageError("say --code or --revoke, not both")
+    inputs.parse_thread_id(thread_id)
+    if interrupt_id is not None:
+        inputs.parse_interrupt_id(interrupt_id)
+    person = inputs.mail_person(to)
+    user = _user()
+
+    async def run(settings: Settings) -> None:
+        from flow import links
+
+        base = _pages_url(settings)
+        async with _database(settings) as (_url, conn):
+            approval = await _approval_to_decide(conn, thread_id, interrupt_id)
+            if revoke:
+                await links.revoke_link(conn, approval, person)
+                click.echo(f"{person.name} has no link to thread {thread_id} any more")
+                return
+            _must_wait(approval)
+            if only_code:
+                click.echo(f"code {await links.make_code(conn, approval, person)}")
+                return
+            step_up = links.wants_code(approval.request, settings.step_up_over)
+            made = await links.make_link(conn, approval, person, by=user, with_code=step_up)
+            click.echo(f"{base}/a/{made.token}")
+            if made.code is not None:
+                click.echo(f"code {made.code}")
+                click.echo("Tell the code by another way than the link.", err=True)
+
+    _run(run)
+
+
+@cli.command()
+@click.option(
+    "--as", "who", default="cli", show_default=True, metavar="WHO", help="U01ALICE, alice@example.com or cli."
+)
+def login(who: str) -> None:
+    """Print a link that signs one person in to the web inbox, once, within ten minutes."""
+    user = _user()
+
+    async def run(settings: Settings) -> None:
+        from flow.sessions import make_login_link
+
+        base = _pages_url(settings)
+        person = await _person_named(settings, who, user)
+        async with _database(settings) as (_url, conn):
+            token = await make_login_link(conn, person, by=user)
+        click.echo(f"{base}/login/{token}")
+        click.echo(f"It signs in as {person.key}, once, within ten minutes. It is not shown again.", err=True)
 
     _run(run)
 
@@ -503,6 +569,60 @@ async def _story(conn: Connection, thread_id: str) -> Story:
     return story
 
 
+def _must_wait(approval: Approval) -> None:
+    from flow.errors import NothingToDecide
+
+    if approval.status != "pending":
+        raise NothingToDecide(approval.thread_id, f"its request is {approval.status}")
+
+
+def _pages_url(settings: Settings) -> str:
+    if settings.pages_url is None:
+        raise FlowError("PUBLIC_URL is not set: a link needs to know where browsers reach the bot (see .env.example)")
+    return settings.pages_url
+
+
+async def _person_named(settings: Settings, who: str, user: str) -> Person:
+    """The person of a session; the one who types here is nobody special on the web."""
+    import re
+
+    from flow import inputs
+    from flow.model import Person
+
+    if who in ("cli", user):
+        return Person(key=user, name=user, names=frozenset({user}))
+    if "@" in who:
+        return inputs.mail_person(who)
+    match = re.fullmatch(r"(?:slack:([TE][A-Z0-9]{2,})/)?([UW][A-Z0-9]{2,})", who)
+    if match is None:
+        raise click.UsageError("--as is U01ALICE, slack:T01TEAM/U01ALICE, alice@example.com or cli")
+    from bot.people import slack_person
+
+    ours = await _own_team(settings)
+    team_id = match[1] or next((key for key in ours if key.startswith("T")), None)
+    if team_id is None:
+        # Under another key the same person would have a second voice.
+        raise FlowError(f"nobody here knows whose member {who} is (Slack is off): write slack:TEAM/{who}")
+    return slack_person(user_id=match[2], name=match[2], team_id=team_id, enterprise_id=None, own_team=ours)
+
+
+async def _own_team(settings: Settings) -> frozenset[str]:
+    """The team of the bot token; empty if Slack is off."""
+    if not settings.slack_is_on:
+        return frozenset()
+    import aiohttp
+    from slack_sdk.errors import SlackApiError
+
+    from bot.slack import OwnTeam
+    from bot.slack_api import slack_client
+
+    async with slack_client(settings) as client:
+        try:
+            return await OwnTeam(client).keys()
+        except (SlackApiError, aiohttp.ClientError, TimeoutError, OSError) as exc:
+            raise FlowError(f"Slack does not say which team is ours ({type(exc).__name__}): try again") from exc
+
+
 async def _approval_to_decide(conn: Connection, thread_id: str, interrupt_id: str | None) -> Approval:
     """The approval that is meant: the one named, else the one that waits, else the last one."""
     from flow.errors import NothingToDecide, UnknownApproval
@@ -532,7 +652,7 @@ async def _advance_and_report(settings: Settings, url: str, conn: Connection, th
     else:
         click.echo(in_words(story))
     sys.stdout.flush()
-    if settings.slack_is_on and story.approvals and not await is_present(conn, Lock.DELIVERER):
+    if story.approvals and not await is_present(conn, Lock.DELIVERER):
         await _deliver(settings, conn)
     if thread.status in ("stuck", "failed", "unknown") or thread.put_off:
         raise FlowError(f"thread {thread_id} did not get through: {thread.reason}")
@@ -545,12 +665,18 @@ async def _deliver(settings: Settings, conn: Connection, *, within_s: float = 15
 
     What was not stays for the next deliverer.
     """
-    if not settings.slack_is_on:
-        return 0, 0
-    from bot.deliver import Deliverer
+    sent = failed = 0
+    if settings.slack_is_on:
+        from bot.deliver import Deliverer
 
-    async with Deliverer.of(settings) as deliverer:
-        return await deliverer.sweep(conn, within_s=within_s)
+        async with Deliverer.of(settings) as deliverer:
+            sent, failed = await deliverer.sweep(conn, within_s=within_s)
+    if settings.smtp_url:
+        from bot.mail import Mailer
+
+        mailed, refused = await Mailer.of(settings).sweep(conn, within_s=within_s)
+        sent, failed = sent + mailed, failed + refused
+    return sent, failed
 
 
 async def _deliver_webhooks(settings: Settings, url: str, *, within_s: float = 15.0) -> tuple[int, int]:

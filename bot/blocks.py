@@ -93,7 +93,7 @@ def reply(approval: Approval, thread: Thread, payment: Payment | None) -> str:
 def alarm(thread: Thread, failures: Sequence[tuple[str, str]]) -> str | None:
     """What the operators are told of a thread that needs them; None if it does not, or not any more.
 
-    `failures` are kind and error of the messages that Slack refuses.
+    `failures` are kind and error of the messages that Slack, or a mail server, refuses.
     """
     id_, why = thread.thread_id, _safe(thread.reason or "", _WHY)
     lines = []
@@ -103,7 +103,10 @@ def alarm(thread: Thread, failures: Sequence[tuple[str, str]]) -> str | None:
         lines.append(f"Nobody knows whether it was paid: {why}.")
         lines.append(f"Ask the provider, then `claim_flow.py payments resolve {id_} --paid REF` or `--not-paid`")
     for kind, error in failures:
-        lines.append(f"Slack refuses its {kind}: {_safe(error, _WHY)}. Then `claim_flow.py deliver`")
+        if kind == "mail":
+            lines.append(f"A mail cannot be delivered ({_safe(error, _WHY)}): give them a link by `claim_flow.py link`")
+        else:
+            lines.append(f"Slack refuses its {kind}: {_safe(error, _WHY)}. Then `claim_flow.py deliver`")
     return "\n".join([f"🚨 Thread {id_} needs somebody.", *lines]) if lines else None
 
 
@@ -131,6 +134,11 @@ def parse_click(body: dict[str, Any]) -> Click | None:
         channel_id=_id(container.get("channel_id")) or _id(_dict(body.get("channel")).get("id")),
         message_ts=_id(container.get("message_ts")) or _id(_dict(body.get("message")).get("ts")),
     )
+
+
+def is_id(value: object) -> bool:
+    """Whether it looks like one of Slack's ids or timestamps."""
+    return isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9.]{1,100}", value) is not None
 
 
 def escape(text: str) -> str:
@@ -267,7 +275,7 @@ def _text(value: object) -> str:
 
 def _id(value: object) -> str | None:
     """One of Slack's ids or timestamps; None for whatever else stands in its place."""
-    return value if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9.]{1,100}", value) else None
+    return str(value) if is_id(value) else None
 
 
 def _is_hex(value: object, digits: int) -> bool:

@@ -20,6 +20,7 @@ from flow.errors import (
     FlowError,
     InFlight,
     KeyReused,
+    LinkGone,
     NotAllowed,
     NothingToDecide,
     StaleRequest,
@@ -43,6 +44,7 @@ _STATUSES: dict[type[FlowError], int] = {
     StaleRequest: 409,
     ThreadExists: 409,
     ApprovalExpired: 410,
+    LinkGone: 410,
 }
 
 _TITLES = {

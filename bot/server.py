@@ -9,11 +9,19 @@ import signal
 from collections.abc import AsyncIterator, Callable
 
 import psycopg
-from aiohttp.web import AppRunner, TCPSite
+from aiohttp import ClientSession
+from aiohttp.web import Application, AppRunner, RouteDef, TCPSite, get
 
 from bot.api import build_api
 from bot.deliver import Deliverer
+from bot.links import link_routes
+from bot.live import Live
+from bot.login import login_routes
+from bot.mail import Mailer
+from bot.openid import Provider, slack_login_routes
+from bot.pages import inbox_routes
 from bot.pool import Pool, pool_of
+from bot.site import Site, static_files
 from bot.slack import Background, OwnTeam, build_bolt, check_token, slack_events
 from bot.slack_api import slack_client
 from bot.socket_mode import SocketMode
@@ -24,6 +32,7 @@ from flow.assess import adviser_of
 from flow.database import check_locks
 from flow.errors import SettingError
 from flow.providers import provider_of
+from flow.sessions import session_secret
 from flow.settings import Settings
 from flow.worker import Worker
 
@@ -46,13 +55,14 @@ async def run_services(settings: Settings, url: str, stop: asyncio.Event, *, web
     await check_locks(url)
     _say_what_is_off(settings)
     async with contextlib.AsyncExitStack() as stack:
+        mailer = Mailer.of(settings) if settings.smtp_url else None
         deliverer = await stack.enter_async_context(Deliverer.of(settings)) if settings.slack_is_on else None
         webhooks = await stack.enter_async_context(WebhookDeliverer.of(settings)) if settings.webhook_url_of else None
         driver = _worker_of(settings, url) if worker else None
         async with asyncio.TaskGroup() as group:
-            delivering = [group.create_task(each.run(url)) for each in (deliverer, webhooks) if each]
+            delivering = [group.create_task(each.run(url)) for each in (deliverer, mailer, webhooks) if each]
             driving = group.create_task(driver.run(stop)) if driver else None
-            checks = _checks_of(deliverer, webhooks, driver)
+            checks = _checks_of(deliverer, mailer, webhooks, driver)
             async with _site(settings, url, checks, web=web):
                 await stop.wait()
                 log.info("stopping")
@@ -77,9 +87,10 @@ async def _site(settings: Settings, url: str, checks: dict[str, Check], *, web: 
         pool = await stack.enter_async_context(pool_of(url))
         checks["database"] = _checks_database(pool)
         stack.push_async_callback(background.drain, _DRAIN_S)
-        handler, api = None, None
+        handler, api, pages, live = None, None, [], Live()
         if web:
             api = build_api(pool, endpoints_of(settings))
+        own_team: OwnTeam | None = None
         if web and settings.slack_is_on:
             client = await stack.enter_async_context(slack_client(settings))
             own_team = OwnTeam(client)
@@ -91,7 +102,13 @@ async def _site(settings: Settings, url: str, checks: dict[str, Check], *, web: 
                 checks["socket mode"] = _checks("no connection to Slack", lambda: socket.connected)
             elif settings.slack_signing_secret is not None:
                 handler = slack_events(bolt, settings.slack_signing_secret.get_secret_value())
-        runner = AppRunner(build_web(slack=handler, api=api, checks=checks), access_log=None, shutdown_timeout=_DRAIN_S)
+        if web and settings.pages_url is not None:
+            await stack.enter_async_context(_listening(live, url))
+            http = await stack.enter_async_context(ClientSession())
+            pages = await _pages(settings, base=settings.pages_url, pool=pool, live=live, http=http, own_team=own_team)
+        app = build_web(slack=handler, api=api, pages=pages, checks=checks)
+        _close_at_the_end(app, live)
+        runner = AppRunner(app, access_log=None, shutdown_timeout=_DRAIN_S)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         try:
@@ -100,6 +117,59 @@ async def _site(settings: Settings, url: str, checks: dict[str, Check], *, web: 
             raise SettingError(f"cannot listen on HOST {settings.host}, port {port}: {exc.strerror}") from exc
         log.info("listening on http://%s:%s", *runner.addresses[0][:2])
         yield
+
+
+async def _pages(
+    settings: Settings, *, base: str, pool: Pool, live: Live, http: ClientSession, own_team: OwnTeam | None
+) -> list[RouteDef]:
+    """The routes of everything that people see in a browser."""
+    async with pool.connection() as conn:
+        secret = await session_secret(conn)
+    provider = _openid_provider(settings)
+    site = Site(
+        pool=pool,
+        url=base,
+        secret=secret,
+        viewers=settings.viewer_names,
+        step_up_over=settings.step_up_over,
+        slack_login=provider is not None,
+    )
+    routes = [*inbox_routes(site, live), *login_routes(site), *link_routes(site)]
+    if provider is not None:
+        routes += slack_login_routes(site, provider, http, own_team.keys if own_team else _no_team)
+    log.info("the inbox is at %s/approvals", base)
+    return [*routes, get("/static/{name}", static_files())]
+
+
+def _openid_provider(settings: Settings) -> Provider | None:
+    if settings.slack_client_id is None or settings.slack_client_secret is None:
+        return None
+    secret = settings.slack_client_secret.get_secret_value()
+    return Provider.of(api_url=settings.slack_api_url, client_id=settings.slack_client_id, client_secret=secret)
+
+
+async def _no_team() -> frozenset[str]:
+    """Without a bot token a bare member id means nobody: whose member would it be?"""
+    return frozenset()
+
+
+@contextlib.asynccontextmanager
+async def _listening(live: Live, url: str) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as group:
+        listening = group.create_task(live.run(url))
+        try:
+            yield
+        finally:
+            listening.cancel()
+
+
+def _close_at_the_end(app: Application, live: Live) -> None:
+    """Streams of events would otherwise be waited for until the time to end is over."""
+
+    async def close(_: Application) -> None:
+        live.close()
+
+    app.on_shutdown.append(close)
 
 
 @contextlib.asynccontextmanager
@@ -121,11 +191,13 @@ def _worker_of(settings: Settings, url: str) -> Worker:
 
 
 def _checks_of(
-    deliverer: Deliverer | None, webhooks: WebhookDeliverer | None, driver: Worker | None
+    deliverer: Deliverer | None, mailer: Mailer | None, webhooks: WebhookDeliverer | None, driver: Worker | None
 ) -> dict[str, Check]:
     checks: dict[str, Check] = {}
     if deliverer is not None:
         checks["deliverer"] = _checks("it does not hear the database", lambda: deliverer.connected)
+    if mailer is not None:
+        checks["mailer"] = _checks("it does not hear the database", lambda: mailer.connected)
     if webhooks is not None:
         checks["webhooks"] = _checks("they do not hear the database", lambda: webhooks.connected)
     if driver is not None:
@@ -157,5 +229,7 @@ def _say_what_is_off(settings: Settings) -> None:
         log.warning("Slack is off: see SLACK_BOT_TOKEN and what belongs to it in .env.example")
     elif not settings.approvers:
         log.warning("APPROVERS is empty: every click in Slack will be refused")
+    if settings.pages_url is None:
+        log.warning("the web inbox is off: set PUBLIC_URL to where browsers reach this machine")
     if adviser_of(settings) is None:
         log.info("no model advises on claims: see OPENROUTER_API_KEY and OPENAI_API_KEY in .env.example")

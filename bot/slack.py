@@ -30,6 +30,7 @@ from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.blocks import Click, escape, parse_click
+from bot.people import slack_person
 from bot.pool import Pool, on_pool
 from bot.slack_api import TROUBLES, read_error
 from flow import notices
@@ -204,14 +205,13 @@ async def _remember_copy(pool: Pool, click: Click) -> None:
 
 
 def person_of(click: Click, own_team: frozenset[str]) -> Person:
-    """Who clicked. The same member id in another team is another person, whom a bare id does not name."""
-    keys = {f"slack:{team}/{click.user_id}" for team in (click.team_id, click.enterprise_id) if team}
-    # In a shared channel the enterprise is ours and the person may not be: only their own team counts.
-    names = keys | ({click.user_id} if (click.team_id or click.enterprise_id) in own_team else set())
-    return Person(
-        key=f"slack:{click.team_id or click.enterprise_id}/{click.user_id}",
+    """Who clicked."""
+    return slack_person(
+        user_id=click.user_id,
         name=click.user_name,
-        names=frozenset(names),
+        team_id=click.team_id,
+        enterprise_id=click.enterprise_id,
+        own_team=own_team,
     )
 
 

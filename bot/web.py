@@ -1,8 +1,8 @@
-"""The aiohttp application: Slack's requests, the API with its description, and the health of this process."""
+"""The aiohttp application: Slack's requests, the API with its description, pages, and this process's health."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from importlib.metadata import version
 
 from aiohttp import web
@@ -17,6 +17,7 @@ def build_web(
     *,
     slack: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None,
     api: web.Application | None = None,
+    pages: Iterable[web.RouteDef] = (),
     checks: dict[str, Check],
 ) -> web.Application:
     """The application. Each check says what is wrong, or None; /readyz is 200 only if all say None."""
@@ -38,6 +39,7 @@ def build_web(
     if api is not None:
         app.add_subapp("/api", api)
         _add_description(app)
+    app.add_routes(pages)
     return app
 
 

@@ -14,12 +14,12 @@ from typing import Any
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from flow import notices, threads
-from flow.database import Connection, newest
+from flow import mails, notices, threads
+from flow.database import Connection, Page, newest
 from flow.errors import AlreadyDecided, ApprovalExpired, NotAllowed, StaleRequest, UnknownApproval
 from flow.events import facts_of_approval, record_events
 from flow.model import Approval, Decision, EventType, Person, Thread, Verdict
-from flow.policy import Tier, names_person
+from flow.policy import Tier, is_requester, names_person
 
 _COLUMNS = sql.SQL(
     "interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers, required, status, requested_at,"
@@ -30,7 +30,10 @@ _COLUMNS = sql.SQL(
 async def request_approval(
     conn: Connection, thread: Thread, *, interrupt_id: str, tier: Tier, request: dict[str, Any], request_hash: str
 ) -> None:
-    """Ask for a decision: the row, and the card that shows it. A repeated request changes nothing."""
+    """Ask for a decision: the row, the card that shows it, the mails to approvers by address.
+
+    A repeated request changes nothing.
+    """
     inserted = await conn.execute(
         sql.SQL(
             "INSERT INTO approvals (interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers,"
@@ -53,6 +56,7 @@ async def request_approval(
     for row in await inserted.fetchall():
         await notices.post_card(conn, interrupt_id, thread.thread_id)
         await _record_events(conn, _approval(row, ()), "approval.requested")
+        await mails.ask_by_mail(conn, interrupt_id, tier.approvers, requested_by=thread.requested_by)
 
 
 async def supersede(conn: Connection, thread_id: str, *, keep: Sequence[str]) -> None:
@@ -91,14 +95,24 @@ async def approvals_of(conn: Connection, thread_ids: Sequence[str]) -> dict[str,
 
 
 async def latest_approvals(
-    conn: Connection, *, status: str | None, limit: int, before: tuple[datetime, str] | None = None
+    conn: Connection,
+    *,
+    status: str | None,
+    limit: int,
+    before: tuple[datetime, str] | None = None,
+    only: Page | None = None,
 ) -> list[Approval]:
-    """The newest first, by index; those after `before` (requested_at, interrupt_id)."""
+    """The newest first, by index; those after `before` (requested_at, interrupt_id), and only such as `only` says."""
     page = newest(("requested_at", "interrupt_id"), before)
     query = sql.SQL(
-        "SELECT {} FROM approvals WHERE {} AND {} ORDER BY requested_at DESC, interrupt_id LIMIT %(limit)s"
-    ).format(_COLUMNS, sql.SQL("status = %(status)s" if status else "true"), page.where)
-    rows = await conn.execute(query, {"status": status, "limit": limit, **page.values})
+        "SELECT {} FROM approvals WHERE {} AND {} AND {} ORDER BY requested_at DESC, interrupt_id LIMIT %(limit)s"
+    ).format(
+        _COLUMNS,
+        sql.SQL("status = %(status)s" if status else "true"),
+        page.where,
+        only.where if only else sql.SQL("true"),
+    )
+    rows = await conn.execute(query, {"status": status, "limit": limit, **page.values, **(only.values if only else {})})
     return await _with_decisions(conn, await rows.fetchall())
 
 
@@ -144,7 +158,7 @@ async def decide(conn: Connection, interrupt_id: str, person: Person, verdict: V
     """
     async with conn.transaction():
         approval = await approval_of(conn, interrupt_id, lock=True)
-        _check_person(approval, person)
+        check_person(approval, person)
         if verdict.request_hash not in (None, approval.request_hash):
             raise StaleRequest(interrupt_id)
         if approval.status != "pending":
@@ -180,10 +194,11 @@ async def expire_overdue(conn: Connection, *, limit: int = 100) -> int:
     return len(expired)
 
 
-def _check_person(approval: Approval, person: Person) -> None:
+def check_person(approval: Approval, person: Person) -> None:
+    """Raise NotAllowed, which says why, unless the policy lets this person decide this approval."""
     if person.trusted:
         return
-    if approval.requested_by in person.names:
+    if is_requester(approval.requested_by, person):
         raise NotAllowed(person.name, "nobody decides a request of their own")
     if not names_person(approval.approvers, person):
         who = ", ".join(approval.approvers) or "nobody is, so only the command line can: set APPROVERS"

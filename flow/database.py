@@ -230,8 +230,8 @@ async def wait_for_bell(conn: Connection, *, timeout_s: float) -> bool:
     return rang
 
 
-async def wakes(url: str, *, present_as: tuple[Lock, ...] = ()) -> AsyncGenerator[bool, None]:
-    """Yield True at every bell and every POLL_S, and False while the database is away, for ever.
+async def wakes(url: str, *, present_as: tuple[Lock, ...] = (), polls: bool = True) -> AsyncGenerator[bool, None]:
+    """Yield True at every bell and, with `polls`, every POLL_S, and False while the database is away, for ever.
 
     The first True comes at once, and again after each reconnect: what happened meanwhile was not announced.
     Close it (`contextlib.aclosing`) to let go.
@@ -245,9 +245,12 @@ async def wakes(url: str, *, present_as: tuple[Lock, ...] = ()) -> AsyncGenerato
                     await conn.execute("SELECT pg_advisory_lock_shared(%s, %s)", (_LOCK_CLASS, lock))
                 await listen(conn)
                 pause = 0.1
+                rang = True
                 while not conn.closed:
-                    yield True
-                    if not await wait_for_bell(conn, timeout_s=POLL_S):
+                    if rang or polls:
+                        yield True
+                    rang = await wait_for_bell(conn, timeout_s=POLL_S)
+                    if not rang:
                         # A connection that died in silence is found only by using it.
                         async with asyncio.timeout(_SILENCE_S):
                             await conn.execute("SELECT")

@@ -195,6 +195,31 @@ class UnknownEvent(FlowError):
         super().__init__(f"no event {event_id}: its webhook-id is evt_EVENT_ENDPOINT, and /api/events lists them")
 
 
+class LinkGone(FlowError):
+    """A link decides nothing any more."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+        super().__init__(f"this link is no good: {why}")
+
+
+class CodeWrong(FlowError):
+    """The code that goes with a link was wrong, missing, or tried too often."""
+
+    def __init__(self, tries_left: int) -> None:
+        self.tries_left = tries_left
+        again = f"{tries_left} more tries" if tries_left else "ask for a new one"
+        super().__init__(f"the code is wrong: {again}")
+
+
+class NoLink(FlowError):
+    """This person has no open link to this approval."""
+
+    def __init__(self, thread_id: str, person: str) -> None:
+        self.thread_id, self.person = thread_id, person
+        super().__init__(f"{person} has no open link to thread {thread_id}: make one with `claim_flow.py link`")
+
+
 class NotApproved(FlowError):
     """A payment was about to be made that nobody approved in this form."""
 

@@ -9,7 +9,8 @@ import re
 from decimal import Decimal
 
 from flow.errors import BadInput
-from flow.model import Claim
+from flow.model import Claim, Person
+from flow.text import ADDRESS
 
 # It stands in URLs, in Slack and in an index.
 _THREAD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}", re.ASCII)
@@ -35,6 +36,15 @@ def parse_interrupt_id(text: str) -> str:
     if not _INTERRUPT_ID.fullmatch(text):
         raise BadInput("interrupt id", text, "it is 32 hexadecimal digits, as `claim_flow.py show` prints it")
     return text
+
+
+def mail_person(address: str) -> Person:
+    """The person with this address, whose capitals say nothing. Raises BadInput."""
+    text = address.strip().removeprefix("mail:")
+    if not ADDRESS.fullmatch(text):
+        raise BadInput("address", address, "write it like alice@example.com")
+    key = f"mail:{text.lower()}"
+    return Person(key=key, name=text.lower(), names=frozenset({key, text.lower()}))
 
 
 def parse_claim(*, amount: str, currency: str, payee: str = "", note: str = "") -> Claim:

@@ -147,8 +147,13 @@ async def mark_failed(conn: Connection, notice: Notice, error: str) -> None:
 async def failures_of(conn: Connection, thread_id: str) -> list[tuple[str, str]]:
     """Kind and error of what the outside refuses to show of this thread."""
     rows = await conn.execute(
-        "SELECT kind, error FROM notices WHERE thread_id = %s AND status = 'failed' AND kind <> 'alarm' ORDER BY id",
-        (thread_id,),
+        "SELECT kind, error FROM (SELECT kind, error, id FROM notices"
+        " WHERE thread_id = %(id)s AND status = 'failed' AND kind <> 'alarm'"
+        " UNION ALL SELECT 'mail', substr(l.person, 6) || ': ' || l.mail_error, l.id"
+        " FROM links l JOIN approvals a USING (interrupt_id) WHERE a.thread_id = %(id)s AND a.status = 'pending'"
+        " AND l.mail_due_at IS NULL AND l.mail_error IS NOT NULL AND l.used_at IS NULL AND l.revoked_at IS NULL)"
+        " refused ORDER BY kind, id",
+        {"id": thread_id},
     )
     return [(row["kind"], row["error"]) for row in await rows.fetchall()]
 

@@ -53,6 +53,11 @@ def names_person(approvers: Collection[str], person: Person) -> bool:
     return not person.names.isdisjoint(approvers)
 
 
+def is_requester(requested_by: str, person: Person) -> bool:
+    """Whether this person filed the request. Capitals make no other person: an address is written either way."""
+    return requested_by.lower() in {name.lower() for name in person.names}
+
+
 def policy_of(settings: Settings) -> Policy:
     """The policy that these settings ask for."""
     return Policy(approvers=settings.approver_names, limits=LIMITS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import re
+from decimal import Decimal
 from pathlib import Path
 from typing import Literal, Self
 from urllib.parse import urlsplit
@@ -15,6 +16,7 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from flow.errors import SettingError
+from flow.text import ADDRESS
 
 
 class Settings(BaseSettings):
@@ -68,6 +70,18 @@ class Settings(BaseSettings):
     webhook_signing_secrets: SecretStr | None = None
     # For development: http, and addresses that are not public.
     webhook_allow_private: bool = False
+    # Where people's browsers reach the pages. Unset: only this machine's do.
+    public_url: str | None = None
+    # Who sees every approval in the inbox, beside those that name them.
+    inbox_viewers: str = ""
+    # Sign in with Slack.
+    slack_client_id: str | None = None
+    slack_client_secret: SecretStr | None = None
+    # Mails with links to approvers by address.
+    smtp_url: SecretStr | None = None
+    mail_from: str | None = None
+    # Above this amount, in the claim's own currency, a link alone does not decide.
+    step_up_over: Decimal | None = Field(default=None, ge=0, allow_inf_nan=False)
 
     host: str = "127.0.0.1"
     port: int = Field(default=4000, ge=0, le=65535)
@@ -98,9 +112,54 @@ class Settings(BaseSettings):
             if not _APPROVER.fullmatch(name):
                 raise ValueError(
                     f"{name!r} names nobody: write U01ALICE or slack:T01TEAM/U01ALICE (Slack member ids),"
-                    " webhook:ENDPOINT:NAME, or api:TOKEN"
+                    " alice@example.com, webhook:ENDPOINT:NAME, or api:TOKEN"
                 )
         return approvers
+
+    @field_validator("inbox_viewers")
+    @classmethod
+    def _names_viewers(cls, viewers: str) -> str:
+        for name in _split(viewers):
+            if not _VIEWER.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} names nobody: write U01ALICE or slack:T01TEAM/U01ALICE (Slack member ids),"
+                    " alice@example.com, or cli:USER"
+                )
+        return viewers
+
+    @field_validator("public_url")
+    @classmethod
+    def _is_an_origin(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        try:
+            parts = urlsplit(url)
+            safe = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK)
+            whole = parts.hostname and not (parts.path.strip("/") or parts.query or parts.fragment or parts.username)
+            port = parts.port
+        except ValueError:
+            safe = whole = False
+        if not safe or not whole:
+            raise ValueError("write https://claims.example.com, with no path; http only on 127.0.0.1 or localhost")
+        # As browsers write it in `Origin`.
+        host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else str(parts.hostname)
+        named = port is not None and port != {"https": 443, "http": 80}[parts.scheme]
+        return f"{parts.scheme}://{host}" + (f":{port}" if named else "")
+
+    @field_validator("smtp_url")
+    @classmethod
+    def _is_a_mail_server(cls, given: SecretStr | None) -> SecretStr | None:
+        parts = urlsplit(given.get_secret_value()) if given else None
+        if parts is not None and (parts.scheme not in ("smtp", "smtps") or not parts.hostname):
+            raise ValueError("write smtp://user:password@host:587, or smtps://… for TLS from the first byte")
+        return given
+
+    @field_validator("mail_from")
+    @classmethod
+    def _is_an_address(cls, address: str | None) -> str | None:
+        if address is not None and not ADDRESS.fullmatch(address):
+            raise ValueError("write an address, such as claims@example.com")
+        return address
 
     @field_validator("webhook_secrets", "webhook_signing_secrets")
     @classmethod
@@ -160,6 +219,23 @@ class Settings(BaseSettings):
             raise ValueError(f"{' and '.join(missing)} not set: Slack needs them all, or none")
         return self
 
+    @model_validator(mode="after")
+    def _pages_are_whole(self) -> Self:
+        if bool(self.slack_client_id) != bool(self.slack_client_secret):
+            raise ValueError("SLACK_CLIENT_ID and SLACK_CLIENT_SECRET: Sign in with Slack needs both, or none")
+        if self.slack_client_id and not self.public_url:
+            raise ValueError("PUBLIC_URL is not set: Sign in with Slack comes back to it")
+        if self.smtp_url and not (self.mail_from and self.public_url):
+            raise ValueError("MAIL_FROM and PUBLIC_URL are needed for mails: who they are from, where their links lead")
+        return self
+
+    @property
+    def pages_url(self) -> str | None:
+        """Where the pages are for a browser; None: nowhere, as the machine's name for others is not known."""
+        if self.public_url or self.host not in LOOPBACK:
+            return self.public_url
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
     @property
     def slack_is_on(self) -> bool:
         return self.slack_bot_token is not None
@@ -186,14 +262,23 @@ class Settings(BaseSettings):
 
     @property
     def approver_names(self) -> tuple[str, ...]:
-        return tuple(_split(self.approvers))
+        return tuple(map(_lowered, _split(self.approvers)))
+
+    @property
+    def viewer_names(self) -> frozenset[str]:
+        return frozenset(map(_lowered, _split(self.inbox_viewers)))
 
 
-# How people are written: Slack members, people of a webhook's endpoint, and programs with a token.
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+# How people are written: Slack members, people with an address, people of a webhook's endpoint, and programs with a
+# token.
+_MEMBER = r"[UW][A-Z0-9]{2,}|slack:[TE][A-Z0-9]{2,}/[UW][A-Z0-9]{2,}"
 _APPROVER = re.compile(
-    r"[UW][A-Z0-9]{2,}|slack:[TE][A-Z0-9]{2,}/[UW][A-Z0-9]{2,}"
+    rf"{_MEMBER}|(?:mail:)?{ADDRESS.pattern}"
     r"|webhook:[a-z0-9][a-z0-9-]{0,62}:[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}|api:[a-z0-9][a-z0-9-]{0,62}"
 )
+_VIEWER = re.compile(rf"{_MEMBER}|(?:mail:)?{ADDRESS.pattern}|cli:\S{{1,200}}")
 _ENDPOINT = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _ENDPOINTS_PERSON = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
 
@@ -210,6 +295,11 @@ def read_settings() -> Settings:
 
 def _split(names: str) -> list[str]:
     return [name for part in names.split(",") if (name := part.strip())]
+
+
+def _lowered(name: str) -> str:
+    """An address in small letters, as a person's names have it; nobody else is spelled in two ways."""
+    return name.lower() if ADDRESS.fullmatch(name.removeprefix("mail:")) else name
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:

@@ -1,8 +1,12 @@
-"""Text that a stranger wrote, made safe to look at."""
+"""Text that a stranger wrote, made safe to look at; and how an address is written."""
 
 from __future__ import annotations
 
+import re
 import unicodedata
+
+# A mail address, as far as we take them: no quotes, no comments, nothing that a header could be broken with.
+ADDRESS = re.compile(r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
 
 # Line breaks and tabs are honest; the variation selector after an emoji only says that it is one.
 _KEPT = {"\n", "\t", "\ufe0f"}

@@ -60,6 +60,13 @@ async def thread_of(conn: Connection, thread_id: str) -> Thread:
     return Thread(**row)
 
 
+async def threads_of(conn: Connection, thread_ids: Sequence[str]) -> dict[str, Thread]:
+    """Those of these threads that exist, by thread id."""
+    query = sql.SQL("SELECT {} FROM threads WHERE thread_id = ANY(%s)").format(_COLUMNS)
+    rows = await conn.execute(query, (list(thread_ids),))
+    return {row["thread_id"]: Thread(**row) for row in await rows.fetchall()}
+
+
 async def latest_threads(
     conn: Connection, *, status: str | None, limit: int, before: tuple[datetime, str] | None = None
 ) -> list[Thread]:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import aiohttp
 import pytest
-from playwright.async_api import Locator, Page, async_playwright, expect
+from playwright.async_api import Locator, Page, expect
 
 from flow.database import Connection
-from tests.command import ROOT, Terminal
+from tests.chromium import MISSING, chromium, place_of
+from tests.command import Terminal
 from tests.local_slack import LocalSlack, free_port, skip_reason
 from tests.rows import all_rows, one_row
 
@@ -27,25 +27,9 @@ ALICE, EVE = "U01ALICE", "U99EVE"
 HOSTILE = "<@U01ALICE> <!channel> <https://evil.example|Approve here> *bold* \u202edlog\u202c"
 HOSTILE_AS_SHOWN = HOSTILE.replace("\u202e", r"\u{202e}").replace("\u202c", r"\u{202c}")
 
-# Debian's names for it, and Google's. Playwright must not fetch one of its own.
-_NAMES = [os.environ["CHROMIUM"]] if os.environ.get("CHROMIUM") else ["chromium", "chromium-browser", "google-chrome"]
-_CHROMIUM = next(filter(None, map(shutil.which, _NAMES)), None)
-_WRONG = skip_reason() or (None if _CHROMIUM else f"no {' or '.join(_NAMES)} here: install Chromium, or set CHROMIUM")
+_WRONG = skip_reason() or MISSING
 # CI installs both, so there what is wrong must fail.
 pytestmark = pytest.mark.skipif(bool(_WRONG and not os.environ.get("CI")), reason=str(_WRONG))
-
-_FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-# A message appears and changes within a second; a busy machine may take its time.
-_PATIENCE_MS = 20_000.0
 
 _STYLE = "button { font-family: inherit } .msg { padding: 12px 18px }"
 
@@ -85,23 +69,8 @@ async def terminal(slack: LocalSlack, port: int, database_url: str, tmp_path: Pa
 @pytest.fixture
 async def page(slack: LocalSlack, tmp_path: Path) -> AsyncIterator[Page]:
     """The local Slack's page as Alice sees it, in a browser that was never used before."""
-    assert _CHROMIUM, _WRONG
-    expect.set_options(timeout=_PATIENCE_MS)
-    async with (
-        async_playwright() as playwright,
-        await playwright.chromium.launch_persistent_context(
-            tmp_path / "browser",
-            executable_path=_CHROMIUM,
-            args=_FLAGS,
-            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
-            # The list of channels takes 220 of the width, the messages have the rest.
-            viewport={"width": 820, "height": 900},
-            device_scale_factor=2,
-            locale="en-US",
-            timezone_id="Europe/Berlin",
-        ) as browser,
-    ):
-        browser.set_default_timeout(_PATIENCE_MS)
+    # The list of channels takes 220 of the width, the messages have the rest.
+    async with chromium(tmp_path / "browser", viewport={"width": 820, "height": 900}) as browser:
         page = await browser.new_page()
         await page.goto(slack.ui_url)
         await page.add_style_tag(content=_STYLE)
@@ -189,13 +158,6 @@ async def expect_shown_as_it_is(page: Page, card: Locator) -> None:
     assert (await card.inner_text()).count(HOSTILE_AS_SHOWN) >= 3
     await expect(page.locator("a[href*='evil.example'], .msg .mention")).to_have_count(0)
     await expect(page.locator(".msg strong", has_text="bold")).to_have_count(0)
-
-
-def place_of(picture: str, otherwise: Path) -> Path:
-    """In docs, if the picture is missing there or wanted anew."""
-    ours = ROOT / "docs" / picture
-    wanted = os.environ.get("UPDATE_SCREENSHOTS") == "1" or not ours.exists()
-    return ours if wanted else otherwise / picture
 
 
 async def take_picture(page: Page, message: Locator, path: Path) -> None:

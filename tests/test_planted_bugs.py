@@ -64,8 +64,8 @@ BUGS = [
     ),
     Bug(
         name="a bare member id names members of every team",
-        file="bot/slack.py",
-        old="if (click.team_id or click.enterprise_id) in own_team else set())",
+        file="bot/people.py",
+        old="if (team_id or enterprise_id) in own_team else set())",
         new="if own_team else set())",
         tests="test_slack_clicks.py",
     ),
@@ -173,8 +173,8 @@ BUGS = [
     Bug(
         name="a decision does not look again under the lock",
         file="flow/approvals.py",
-        old="        approval = await approval_of(conn, interrupt_id, lock=True)\n        _check_person",
-        new="        approval = await approval_of(conn, interrupt_id)\n        _check_person",
+        old="        approval = await approval_of(conn, interrupt_id, lock=True)\n        check_person",
+        new="        approval = await approval_of(conn, interrupt_id)\n        check_person",
         tests="test_approvals.py",
     ),
     Bug(
@@ -187,7 +187,7 @@ BUGS = [
     Bug(
         name="everybody may decide their own request",
         file="flow/approvals.py",
-        old="    if approval.requested_by in person.names:",
+        old="    if is_requester(approval.requested_by, person):",
         new="    if not person.names:",
         tests="test_approvals.py",
     ),

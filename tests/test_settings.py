@@ -88,7 +88,18 @@ def test_approvers_are_people_and_programs(give: pytest.MonkeyPatch, text: str, 
     assert read_settings().approver_names == names
 
 
-@pytest.mark.parametrize("wrong", ["alice", "@alice", "u01alice", "C01ALICE", "*", "U01ALICE U02BOB", "slack:U01ALICE"])
+def test_capitals_make_no_other_address(give: pytest.MonkeyPatch) -> None:
+    set_all(
+        give, {"APPROVERS": "Alice@Example.com, mail:BOB@example.com", "INBOX_VIEWERS": "CAROL@example.com,cli:Ann"}
+    )
+    assert read_settings().approver_names == ("alice@example.com", "mail:bob@example.com")
+    assert read_settings().viewer_names == {"carol@example.com", "cli:Ann"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["alice@", "@example.com", "alice", "@alice", "u01alice", "C01ALICE", "*", "U01ALICE U02BOB", "slack:U01ALICE"],
+)
 def test_an_approver_that_nobody_could_be_is_refused(give: pytest.MonkeyPatch, wrong: str) -> None:
     give.setenv("APPROVERS", f"U01ALICE,{wrong}")
     with pytest.raises(SettingError, match=r"\AAPPROVERS: .* names nobody") as error:
@@ -108,6 +119,67 @@ def test_an_approver_that_nobody_could_be_is_refused(give: pytest.MonkeyPatch, w
 def test_a_number_out_of_range_names_its_setting(give: pytest.MonkeyPatch, name: str, value: str) -> None:
     give.setenv(name, value)
     with pytest.raises(SettingError, match=rf"\A{name}: .*\.env"):
+        read_settings()
+
+
+@pytest.mark.parametrize(
+    ("url", "pages"),
+    [
+        ("https://claims.example.com/", "https://claims.example.com"),
+        ("https://Claims.example.com:443", "https://claims.example.com"),
+        ("https://claims.example.com:8443", "https://claims.example.com:8443"),
+        ("http://localhost:4000", "http://localhost:4000"),
+        ("http://[::1]:4000", "http://[::1]:4000"),
+    ],
+)
+def test_a_public_url_is_written_as_browsers_write_an_origin(give: pytest.MonkeyPatch, url: str, pages: str) -> None:
+    give.setenv("PUBLIC_URL", url)
+    assert read_settings().pages_url == pages
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://claims.example.com", "claims.example.com", "https://a.example/b", "https://u@a.example", "https://a:x"],
+)
+def test_a_public_url_that_is_not_safe_or_not_whole_is_refused(give: pytest.MonkeyPatch, url: str) -> None:
+    give.setenv("PUBLIC_URL", url)
+    with pytest.raises(SettingError, match="PUBLIC_URL"):
+        read_settings()
+
+
+@pytest.mark.parametrize(
+    ("host", "pages"),
+    [("127.0.0.1", "http://127.0.0.1:4000"), ("::1", "http://[::1]:4000"), ("0.0.0.0", None), ("10.0.0.7", None)],
+)
+def test_without_a_public_url_pages_are_on_this_machine_or_nowhere(
+    give: pytest.MonkeyPatch, host: str, pages: str | None
+) -> None:
+    give.setenv("HOST", host)
+    assert read_settings().pages_url == pages
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ({"SLACK_CLIENT_ID": "1.2", "PUBLIC_URL": "https://a.example"}, "SLACK_CLIENT_SECRET"),
+        ({"SLACK_CLIENT_SECRET": "x", "PUBLIC_URL": "https://a.example"}, "SLACK_CLIENT_ID"),
+        ({"SLACK_CLIENT_ID": "1.2", "SLACK_CLIENT_SECRET": "x"}, "PUBLIC_URL"),
+        ({"SMTP_URL": "smtp://mail.example.com", "PUBLIC_URL": "https://a.example"}, "MAIL_FROM"),
+        ({"SMTP_URL": "smtp://mail.example.com", "MAIL_FROM": "a@b.example"}, "PUBLIC_URL"),
+        ({"SMTP_URL": "http://mail.example.com"}, "SMTP_URL"),
+        ({"MAIL_FROM": "claims"}, "MAIL_FROM"),
+        ({"MAIL_FROM": "a@b.example\nBcc: c@d.example"}, "MAIL_FROM"),
+        ({"STEP_UP_OVER": "much"}, "STEP_UP_OVER"),
+        ({"STEP_UP_OVER": "NaN"}, "STEP_UP_OVER"),
+        ({"INBOX_VIEWERS": "everybody"}, "INBOX_VIEWERS"),
+    ],
+    ids=str,
+)
+def test_what_is_missing_or_wrong_for_the_pages_is_named(
+    give: pytest.MonkeyPatch, given: dict[str, str], missing: str
+) -> None:
+    set_all(give, given)
+    with pytest.raises(SettingError, match=missing):
         read_settings()
 
 

@@ -1,0 +1,326 @@
+"""The web inbox: what waits for a person, what became of it, and Approve and Reject.
+
+What somebody may see is `flow.inbox`'s business, what they may decide the policy's: every decision ends in
+`approvals.decide`, for the request whose hash the page carried.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import get_args
+from urllib.parse import urlencode
+
+from aiohttp import web
+
+from bot.forms import Form, Refused, reason_of, verdict_of
+from bot.live import Live, stream
+from bot.pool import on_pool
+from bot.shapes import ApprovalStatus
+from bot.site import Site, see_other
+from flow import inputs
+from flow.approvals import approval_of, check_person, decide
+from flow.database import Connection
+from flow.errors import FlowError, NotAllowed, UnknownApproval
+from flow.inbox import Search, View, count_mine, find, may_see
+from flow.model import Approval, Person, Thread, Verdict
+from flow.sessions import Session, session_of
+from flow.show import Story, stories_of
+from flow.threads import thread_of, threads_of
+from flow.trace import Trace, trace_of
+
+# A page of the list; and so the most that are approved at once.
+PAGE = 50
+
+_VIEWS: dict[str, View] = {view: view for view in get_args(View)}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def inbox_routes(site: Site, live: Live) -> list[web.RouteDef]:
+    """The inbox's routes."""
+    inbox = _Inbox(site, live)
+    page = site.handler
+    return [
+        web.get("/", page(_to_the_inbox)),
+        web.get("/approvals", page(inbox.show_list)),
+        web.get("/approvals/events", page(inbox.events), allow_head=False),
+        web.get("/approvals/bulk", page(inbox.ask_for_many)),
+        web.post("/approvals/bulk", page(inbox.decide_many)),
+        web.get("/approvals/{interrupt_id}", page(inbox.show_one)),
+        web.post("/approvals/{interrupt_id}", page(inbox.decide_one)),
+    ]
+
+
+async def _to_the_inbox(_: web.Request) -> web.Response:
+    return see_other("/approvals")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One approval in a list."""
+
+    approval: Approval
+    thread: Thread
+    # Whether this person could approve it now.
+    open: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of one of many."""
+
+    approval: Approval | None
+    interrupt_id: str
+    refusal: str | None
+
+
+class _Inbox:
+    """The handlers."""
+
+    def __init__(self, site: Site, live: Live) -> None:
+        self._site, self._live = site, live
+
+    async def show_list(self, request: web.Request) -> web.Response:
+        session = await self._site.signed_in(request)
+        person = session.person
+        search, before = _search_of(request.query), _cursor_of(request.query.get("after"))
+
+        async def look(conn: Connection) -> tuple[list[Row], int]:
+            found = await find(conn, person, search, viewers=self._site.viewers, limit=PAGE, before=before)
+            return await _rows(conn, found, person), await count_mine(conn, person)
+
+        rows, mine = await on_pool(self._site.pool, look)
+        return self._site.page(
+            "inbox.html",
+            session=session,
+            rows=rows,
+            mine=mine,
+            search=search,
+            query=_query(request.query),
+            statuses=get_args(ApprovalStatus),
+            searching=search != Search(view=search.view),
+            following=_following(request.query, rows),
+        )
+
+    async def show_one(self, request: web.Request) -> web.Response:
+        session = await self._site.signed_in(request)
+        interrupt_id = inputs.parse_interrupt_id(request.match_info["interrupt_id"])
+
+        async def look(conn: Connection) -> tuple[Approval, Story, Trace, int]:
+            approval = await self._visible(conn, interrupt_id, session.person)
+            [story] = await stories_of(conn, [await thread_of(conn, approval.thread_id)])
+            return approval, story, await trace_of(conn, story), await count_mine(conn, session.person)
+
+        approval, story, trace, mine = await on_pool(self._site.pool, look)
+        return self._site.page(
+            "approval.html",
+            session=session,
+            approval=approval,
+            story=story,
+            thread=story.thread,
+            trace=trace,
+            mine=mine,
+            given=next((d for d in approval.decisions if d.person == session.person.key), None),
+            why_not=_why_not(approval, session.person),
+        )
+
+    async def decide_one(self, request: web.Request) -> web.Response:
+        session, form = await self._form(request)
+        interrupt_id = inputs.parse_interrupt_id(request.match_info["interrupt_id"])
+        verdict = verdict_of(form, door="web")
+
+        async def work(conn: Connection) -> None:
+            await self._visible(conn, interrupt_id, session.person)
+            await decide(conn, interrupt_id, session.person, verdict)
+
+        await on_pool(self._site.pool, work)
+        return see_other(f"/approvals/{interrupt_id}")
+
+    # Many at once
+
+    async def ask_for_many(self, request: web.Request) -> web.Response:
+        """The chosen ones once more, with their sum, before anything is approved."""
+        session = await self._site.signed_in(request)
+        ids = [inputs.parse_interrupt_id(each) for each in dict.fromkeys(request.query.getall("item", []))]
+        if not 0 < len(ids) <= PAGE:
+            raise Refused(400, "Nothing is chosen", f"Choose 1 to {PAGE} requests in the list.")
+
+        async def look(conn: Connection) -> tuple[list[Row], int]:
+            found = [await self._visible(conn, each, session.person) for each in ids]
+            return await _rows(conn, found, session.person), await count_mine(conn, session.person)
+
+        rows, mine = await on_pool(self._site.pool, look)
+        open_rows = [row for row in rows if row.open]
+        return self._site.page(
+            "bulk.html",
+            session=session,
+            rows=open_rows,
+            left_out=len(rows) - len(open_rows),
+            sums=_sums(open_rows),
+            mine=mine,
+            outcomes=None,
+        )
+
+    async def decide_many(self, request: web.Request) -> web.Response:
+        """Approve each of them for itself: one that is refused does not keep the others from it."""
+        session, form = await self._form(request)
+        reason = reason_of(form)
+        items = [_item(each) for each in dict.fromkeys(form.all("item"))]
+        if not 0 < len(items) <= PAGE:
+            raise Refused(400, "Nothing is chosen", f"Choose 1 to {PAGE} requests in the list.")
+        outcomes = []
+        for interrupt_id, request_hash in items:
+            verdict = Verdict(verdict="approve", door="web", reason=reason, request_hash=request_hash)
+            outcomes.append(await self._decide_one_of_many(session.person, interrupt_id, verdict))
+        mine = await on_pool(self._site.pool, lambda conn: count_mine(conn, session.person))
+        return self._site.page("bulk.html", session=session, rows=[], left_out=0, sums={}, mine=mine, outcomes=outcomes)
+
+    async def _decide_one_of_many(self, person: Person, interrupt_id: str, verdict: Verdict) -> Outcome:
+        async def work(conn: Connection) -> Approval:
+            await self._visible(conn, interrupt_id, person)
+            return (await decide(conn, interrupt_id, person, verdict)).approval
+
+        try:
+            approval = await on_pool(self._site.pool, work)
+        except FlowError as exc:
+            return Outcome(approval=None, interrupt_id=interrupt_id, refusal=str(exc))
+        return Outcome(approval=approval, interrupt_id=interrupt_id, refusal=None)
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """Whenever something changes, for as long as the page is open."""
+        session = await self._site.session(request)
+        if session is None:
+            # An EventSource gives up at this; any other answer it would complain of, or ask again.
+            return web.Response(status=204)
+
+        async def holds() -> bool:
+            return await on_pool(self._site.pool, lambda conn: session_of(conn, session.token)) is not None
+
+        return await stream(request, self._live, holds)
+
+    # What the handlers share
+
+    async def _form(self, request: web.Request) -> tuple[Session, Form]:
+        """Who decides, and what they sent."""
+        session = await self._site.session(request)
+        if session is None:
+            raise Refused(403, "You are not signed in", "Nothing was done. Sign in, then decide once more.")
+        form = await self._site.form(request, session.token)
+        self._site.count(self._site.decisions, request, session.person.key)
+        return session, form
+
+    async def _visible(self, conn: Connection, interrupt_id: str, person: Person) -> Approval:
+        """The approval, if this person may see it. One that they may not see is as unknown as one that is not there."""
+        approval = await approval_of(conn, interrupt_id)
+        if not may_see(approval, person, self._site.viewers):
+            raise UnknownApproval(interrupt_id)
+        return approval
+
+
+async def _rows(conn: Connection, found: Sequence[Approval], person: Person) -> list[Row]:
+    threads = await threads_of(conn, [approval.thread_id for approval in found])
+    return [
+        Row(
+            approval=each,
+            thread=threads[each.thread_id],
+            open=_why_not(each, person) is None and not _gave(each, person),
+        )
+        for each in found
+    ]
+
+
+def _gave(approval: Approval, person: Person) -> bool:
+    return any(decision.person == person.key for decision in approval.decisions)
+
+
+def _why_not(approval: Approval, person: Person) -> str | None:
+    """Why this person cannot decide this approval now, in words; None if they can."""
+    if approval.status != "pending":
+        return f"This request is {approval.status}."
+    if approval.expires_at is not None and approval.expires_at <= datetime.now(UTC):
+        return "The time for a decision is over."
+    try:
+        check_person(approval, person)
+    except NotAllowed as exc:
+        return f"You can see this request, but not decide it: {exc.why}."
+    return None
+
+
+def _item(text: str) -> tuple[str, str]:
+    interrupt_id, _, request_hash = text.partition(":")
+    if not re.fullmatch(r"[0-9a-f]{64}", request_hash):
+        raise Refused(400, "Not understood", "The form is not as it was sent from here.")
+    return inputs.parse_interrupt_id(interrupt_id), request_hash
+
+
+def _sums(rows: Sequence[Row]) -> dict[str, Decimal]:
+    sums: dict[str, Decimal] = {}
+    for row in rows:
+        claim = row.approval.request
+        sums[claim["currency"]] = sums.get(claim["currency"], Decimal(0)) + Decimal(claim["amount"])
+    return sums
+
+
+# What is looked for
+
+
+def _search_of(query: Mapping[str, str]) -> Search:
+    """Raises Refused for a field that cannot be understood."""
+    view, status = _VIEWS.get(query.get("view", "mine")), query.get("status") or None
+    if view is None or (status is not None and status not in get_args(ApprovalStatus)):
+        raise Refused(400, "Not understood", "There is no such list.")
+    return Search(
+        view=view,
+        status=status,
+        at_least=_amount("smallest amount", query.get("at_least", "")),
+        at_most=_amount("largest amount", query.get("at_most", "")),
+        requester=_text("requester", query),
+        since=_day("first day", query.get("since", "")),
+        until=_day("last day", query.get("until", "")),
+        thread=_text("thread", query),
+        words=_text("words", query),
+    )
+
+
+def _text(name: str, query: Mapping[str, str]) -> str:
+    return inputs.parse_text(name, query.get(name, "").strip(), inputs.MAX_NAME)
+
+
+def _amount(name: str, text: str) -> Decimal | None:
+    given = text.strip().replace(",", "")
+    if given and not re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,4})?", given, re.ASCII):
+        raise Refused(400, "Not understood", f"The {name} is not an amount: write 250 or 250.00.")
+    return Decimal(given) if given else None
+
+
+def _day(name: str, text: str) -> date | None:
+    try:
+        return date.fromisoformat(text) if text else None
+    except ValueError:
+        raise Refused(400, "Not understood", f"The {name} is not a date: write it like 2026-11-30.") from None
+
+
+def _query(query: Mapping[str, str]) -> dict[str, str]:
+    """The fields that are filled in, without the place in the list."""
+    return {name: value for name, value in query.items() if value and name != "after"}
+
+
+def _following(query: Mapping[str, str], rows: Sequence[Row]) -> str | None:
+    """Where the list goes on. A full page may be the last one; then the next is empty."""
+    if len(rows) < PAGE:
+        return None
+    last = rows[-1].approval
+    after = f"{(last.requested_at - _EPOCH) // timedelta(microseconds=1)}~{last.interrupt_id}"
+    return urlencode(_query(query) | {"after": after})
+
+
+def _cursor_of(text: str | None) -> tuple[datetime, str] | None:
+    if not text:
+        return None
+    match = re.fullmatch(r"([0-9]{1,16})~([0-9a-f]{32})", text, re.ASCII)
+    if match is None:
+        raise Refused(400, "Not understood", "There is no such place in the list.")
+    return _EPOCH + timedelta(microseconds=int(match[1])), match[2]

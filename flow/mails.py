@@ -1,0 +1,114 @@
+"""The outbox of mails: an approver who has an address gets a link to the request, written when it is asked for.
+
+A link's token is kept nowhere, so whoever sends the mail makes one at that moment and adds its hash to the link. An
+attempt that got no answer may have arrived; the next one sends another token, and both are good for the one decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from flow.database import Connection, ring
+from flow.notices import raise_alarm
+from flow.sessions import digest_of, new_token
+from flow.text import ADDRESS
+
+# Longer than a delivery can take, short enough that a dead mailer is not missed for long.
+LEASE_S = 60.0
+
+# Most of a day, with the back-off of whoever sends.
+MAX_ATTEMPTS = 15
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mail:
+    """One link that is to be mailed now, and the token that its mail carries. `attempt` is the fence."""
+
+    link_id: int
+    interrupt_id: str
+    thread_id: str
+    address: str
+    token: str
+    request: dict[str, Any]
+    attempt: int
+
+
+async def ask_by_mail(conn: Connection, interrupt_id: str, approvers: Collection[str], *, requested_by: str) -> None:
+    """Let everybody on the list who has an address, and did not ask for it themselves, have a link by mail."""
+    asker = requested_by.lower().removeprefix("mail:")
+    addresses = {
+        name.removeprefix("mail:").lower() for name in approvers if ADDRESS.fullmatch(name.removeprefix("mail:"))
+    }
+    for address in sorted(addresses - {asker}):
+        await conn.execute(
+            "INSERT INTO links (interrupt_id, person, made_by, mail_due_at)"
+            " VALUES (%s, %s, 'policy', clock_timestamp()) ON CONFLICT DO NOTHING",
+            (interrupt_id, f"mail:{address}"),
+        )
+    if addresses:
+        await ring(conn)
+
+
+async def lease_mail(conn: Connection) -> Mail | None:
+    """Take the mail that has been due for longest, with a token of its own, for LEASE_S; None if none is due.
+
+    A link that is spent, revoked, or whose approval no longer waits is not mailed any more.
+    """
+    token = new_token()
+    row = await (
+        await conn.execute(
+            "WITH next AS (SELECT l.id FROM links l JOIN approvals a USING (interrupt_id)"
+            " WHERE l.mail_due_at <= clock_timestamp() AND l.used_at IS NULL AND l.revoked_at IS NULL"
+            " AND a.status = 'pending' AND (a.expires_at IS NULL OR a.expires_at > clock_timestamp())"
+            " ORDER BY l.mail_due_at LIMIT 1 FOR UPDATE OF l SKIP LOCKED)"
+            " UPDATE links l SET mail_attempt = l.mail_attempt + 1,"
+            " tokens_sha256 = l.tokens_sha256 || %(digest)s::bytea,"
+            " mail_due_at = clock_timestamp() + %(lease)s * interval '1 second'"
+            " FROM next, approvals a WHERE l.id = next.id AND a.interrupt_id = l.interrupt_id"
+            " RETURNING l.id AS link_id, l.interrupt_id, a.thread_id, substr(l.person, 6) AS address, a.request,"
+            " l.mail_attempt AS attempt",
+            {"digest": digest_of(token), "lease": LEASE_S},
+        )
+    ).fetchone()
+    return Mail(**row, token=token) if row else None
+
+
+async def mark_mailed(conn: Connection, mail: Mail) -> None:
+    """The mail server has taken it."""
+    await conn.execute(
+        "UPDATE links SET mailed_at = clock_timestamp(), mail_due_at = NULL, mail_error = NULL"
+        " WHERE id = %s AND mail_attempt = %s",
+        (mail.link_id, mail.attempt),
+    )
+    await ring(conn)
+
+
+async def mark_mail_later(conn: Connection, mail: Mail, *, wait_s: float, error: str) -> None:
+    """Not taken, or perhaps taken: try again after `wait_s`."""
+    await conn.execute(
+        "UPDATE links SET mail_due_at = clock_timestamp() + %s * interval '1 second', mail_error = %s"
+        " WHERE id = %s AND mail_attempt = %s",
+        (wait_s, error, mail.link_id, mail.attempt),
+    )
+
+
+async def mark_mail_failed(conn: Connection, mail: Mail, error: str) -> None:
+    """It cannot be delivered, which is an alarm: the link stays good, but somebody must bring it."""
+    async with conn.transaction():
+        ours = await conn.execute(
+            "UPDATE links SET mail_due_at = NULL, mail_error = %s WHERE id = %s AND mail_attempt = %s",
+            (error, mail.link_id, mail.attempt),
+        )
+        if ours.rowcount:
+            await raise_alarm(conn, mail.thread_id)
+
+
+async def retry_mails(conn: Connection) -> int:
+    """Make every mail that failed due again; how many."""
+    rows = await conn.execute(
+        "UPDATE links SET mail_due_at = clock_timestamp()"
+        " WHERE mail_due_at IS NULL AND mail_error IS NOT NULL AND used_at IS NULL AND revoked_at IS NULL"
+    )
+    return rows.rowcount

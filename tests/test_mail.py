@@ -1,0 +1,313 @@
+"""Approvers by address get a link by mail, again and again until it is taken, whoever dies in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from decimal import Decimal
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+import pytest
+
+from bot import blocks
+from bot.mail import Mailer, MailServer, message_of
+from flow import links, mails
+from flow.approvals import approval_of, decide
+from flow.database import Connection
+from flow.inputs import mail_person
+from flow.mails import Mail
+from flow.model import Verdict
+from flow.notices import failures_of
+from flow.policy import Tier
+from flow.threads import thread_of
+from tests.browsing import Visitor, pages_in_process
+from tests.command import Terminal
+from tests.local_slack import free_port
+from tests.people import ALICE, YES, ask, start_claim
+from tests.rows import all_rows, break_table, mend_table, one_row, until, value
+from tests.smtp_server import PASSWORD, USER, SmtpServer, smtp_server
+
+MARY = "mary@example.com"
+BY_MAIL = Tier(name="approval", approvers=(MARY, "mail:mary@example.com", "John@Example.com", "U01ALICE"))
+MARY_ALONE = Tier(name="approval", approvers=(MARY,))
+APPROVE = Verdict(verdict="approve", door="link")
+
+
+@pytest.fixture
+async def smtp() -> AsyncIterator[SmtpServer]:
+    async with smtp_server() as running:
+        yield running
+
+
+@pytest.fixture
+def mailer(smtp: SmtpServer) -> Mailer:
+    return mailer_to(smtp.url)
+
+
+def mailer_to(url: str, *, step_up_over: Decimal | None = None) -> Mailer:
+    return Mailer(
+        MailServer.of(url), sender="claims@example.com", url="https://claims.example.com", step_up_over=step_up_over
+    )
+
+
+async def make_due(conn: Connection) -> None:
+    await conn.execute("UPDATE links SET mail_due_at = clock_timestamp() WHERE mail_due_at IS NOT NULL")
+
+
+async def test_each_approver_by_address_gets_a_link_of_their_own_once(
+    smtp: SmtpServer, mailer: Mailer, conn: Connection
+) -> None:
+    interrupt_id = await ask(conn, tier=BY_MAIL)
+    assert await mailer.sweep(conn) == (2, 0)
+    assert await mailer.sweep(conn) == (0, 0)
+    assert sorted(smtp.recipients) == ["john@example.com", MARY]
+    for token, address in zip(smtp.tokens(), smtp.recipients, strict=True):
+        link = await links.link_of(conn, token)
+        assert link is not None and (link.interrupt_id, link.person) == (interrupt_id, f"mail:{address}")
+    assert await value(conn, "SELECT bool_and(mailed_at IS NOT NULL AND mail_due_at IS NULL) FROM links")
+    assert len(set(smtp.tokens())) == 2
+
+
+async def test_the_requester_gets_no_mail_however_the_address_is_written(
+    smtp: SmtpServer, mailer: Mailer, conn: Connection
+) -> None:
+    await ask(conn, tier=BY_MAIL, requested_by="mail:MARY@example.com")
+    await mailer.sweep(conn)
+    assert smtp.recipients == ["john@example.com"]
+
+
+async def test_a_mail_says_the_amount_and_nothing_that_a_claimant_wrote(
+    smtp: SmtpServer, mailer: Mailer, conn: Connection
+) -> None:
+    await ask(conn, "www.evil.example", tier=MARY_ALONE, requested_by="https://evil.example")
+    await mailer.sweep(conn)
+    [mail] = smtp.received
+    assert mail["Subject"] == "Approval needed: 250.00 USD"
+    assert (mail["From"], mail["To"], mail["Auto-Submitted"]) == ("claims@example.com", MARY, "auto-generated")
+    text = mail.get_content()
+    assert f"https://claims.example.com/a/{smtp.tokens()[0]}" in text and "250.00 USD" in text
+    for said in ("evil", "ACME", "chairs", "code"):
+        assert said not in mail.as_string()
+
+
+async def test_above_the_limit_the_mail_says_that_a_code_is_wanted_and_has_none(
+    smtp: SmtpServer, conn: Connection
+) -> None:
+    interrupt_id = await ask(conn, tier=MARY_ALONE)
+    await mailer_to(smtp.url, step_up_over=Decimal(200)).sweep(conn)
+    [mail] = smtp.received
+    assert "needs a code too" in mail.get_content()
+    [token] = smtp.tokens()
+    code = await links.make_code(conn, await approval_of(conn, interrupt_id), mail_person(MARY))
+    assert code not in mail.get_content().replace(token, "")
+    assert (await links.spend(conn, token, APPROVE, code=code, step_up=True)).recorded
+
+
+async def test_a_mail_that_was_taken_without_an_answer_is_sent_again_and_both_links_are_good_for_one_decision(
+    smtp: SmtpServer, mailer: Mailer, conn: Connection
+) -> None:
+    await ask(conn, tier=MARY_ALONE)
+    smtp.silences = 1
+    assert await mailer.sweep(conn) == (0, 1)
+    assert await mailer.sweep(conn) == (0, 0)
+    await make_due(conn)
+    assert await mailer.sweep(conn) == (1, 0)
+    first, second = smtp.tokens()
+    assert first != second and smtp.received[0]["Message-ID"] == smtp.received[1]["Message-ID"]
+    assert (await links.spend(conn, first, APPROVE, code="", step_up=False)).recorded
+    assert not (await links.spend(conn, second, APPROVE, code="", step_up=False)).recorded
+    assert await value(conn, "SELECT count(*) FROM decisions") == 1
+
+
+async def test_a_mailer_that_died_is_followed_by_another(smtp: SmtpServer, mailer: Mailer, conn: Connection) -> None:
+    await ask(conn, tier=MARY_ALONE)
+    dead = await mails.lease_mail(conn)
+    assert dead is not None
+    assert await mailer.sweep(conn) == (0, 0)
+    await make_due(conn)
+    assert await mailer.sweep(conn) == (1, 0)
+    # What the dead one says after all changes nothing.
+    await mails.mark_mail_later(conn, dead, wait_s=0, error="late")
+    await mails.mark_mail_failed(conn, dead, "late")
+    assert await mailer.sweep(conn) == (0, 0)
+    assert await one_row(conn, "SELECT mail_error, mailed_at IS NOT NULL AS mailed FROM links") == {
+        "mail_error": None,
+        "mailed": True,
+    }
+
+
+async def test_mailers_side_by_side_send_each_mail_once(
+    smtp: SmtpServer, mailer: Mailer, conn: Connection, crowd: list[Connection]
+) -> None:
+    for number in range(6):
+        await ask(conn, f"t{number}", tier=MARY_ALONE)
+    counts = await asyncio.gather(*[mailer.sweep(each) for each in crowd])
+    assert sum(sent for sent, _ in counts) == len(smtp.received) == 6
+
+
+async def test_a_recipient_who_does_not_exist_is_an_alarm_and_keeps_nobody_waiting(
+    smtp: SmtpServer, mailer: Mailer, conn: Connection
+) -> None:
+    await ask(conn, tier=BY_MAIL)
+    smtp.bounces = {MARY}
+    assert await mailer.sweep(conn) == (1, 1)
+    await make_due(conn)
+    assert await mailer.sweep(conn) == (0, 0)
+    assert smtp.recipients == ["john@example.com"]
+    [(kind, error)] = await failures_of(conn, "t1")
+    assert kind == "mail" and MARY in error and "no such user" in error
+    assert await value(conn, "SELECT count(*) FROM notices WHERE kind = 'alarm'") == 1
+    # The mailbox is there now, and somebody says `deliver`.
+    smtp.bounces = set()
+    assert await mails.retry_mails(conn) == 1
+    assert await mailer.sweep(conn) == (1, 0)
+    assert await failures_of(conn, "t1") == []
+
+
+@pytest.mark.parametrize("refusal", ["451 try later", "421 busy"])
+async def test_a_server_that_is_busy_is_asked_again_later(
+    smtp: SmtpServer, mailer: Mailer, conn: Connection, refusal: str
+) -> None:
+    await ask(conn, tier=MARY_ALONE)
+    smtp.refusals = [refusal]
+    assert await mailer.sweep(conn) == (0, 1)
+    waiting = await one_row(conn, "SELECT mail_due_at > clock_timestamp() AS later, mail_error FROM links")
+    assert waiting["later"] and refusal[4:] in waiting["mail_error"]
+    await make_due(conn)
+    assert await mailer.sweep(conn) == (1, 0)
+
+
+async def test_a_server_that_is_away_is_given_up_after_the_last_try(conn: Connection) -> None:
+    await ask(conn, tier=MARY_ALONE)
+    mailer = mailer_to(f"smtp://127.0.0.1:{free_port()}")
+    for _ in range(mails.MAX_ATTEMPTS):
+        await make_due(conn)
+        assert await mailer.sweep(conn) == (0, 1)
+    await make_due(conn)
+    assert await mailer.sweep(conn) == (0, 0)
+    assert [kind for kind, _ in await failures_of(conn, "t1")] == ["mail"]
+
+
+async def test_nothing_is_mailed_that_nobody_needs_any_more(smtp: SmtpServer, mailer: Mailer, conn: Connection) -> None:
+    settled, expired, revoked = [await ask(conn, name, tier=BY_MAIL) for name in ("settled", "expired", "revoked")]
+    await decide(conn, settled, ALICE, YES)
+    await conn.execute("UPDATE approvals SET expires_at = clock_timestamp() WHERE interrupt_id = %s", (expired,))
+    for address in (MARY, "john@example.com"):
+        await links.revoke_link(conn, await approval_of(conn, revoked), mail_person(address))
+    assert await mailer.sweep(conn) == (0, 0)
+    assert smtp.received == []
+
+
+async def test_a_request_that_is_not_committed_mails_nobody(smtp: SmtpServer, mailer: Mailer, conn: Connection) -> None:
+    await break_table(conn, "links", "INSERT", "RAISE EXCEPTION 'no'")
+    with pytest.raises(psycopg.errors.RaiseException):
+        await ask(conn, tier=MARY_ALONE)
+    await mend_table(conn)
+    assert await all_rows(conn, "SELECT * FROM approvals") == await all_rows(conn, "SELECT * FROM links") == []
+    assert await mailer.sweep(conn) == (0, 0)
+
+
+# The server
+
+
+async def test_user_and_password_are_sent_as_they_were_before_the_url(conn: Connection) -> None:
+    await ask(conn, tier=MARY_ALONE)
+    async with smtp_server(with_login=True) as smtp:
+        url = f"smtp://{quote(USER, safe='')}:{quote(PASSWORD, safe='')}@127.0.0.1:{smtp.port}"
+        assert await mailer_to(url).sweep(conn) == (1, 0)
+        assert smtp.logins == [(USER, PASSWORD)]
+
+
+async def test_a_wrong_password_is_mended_by_somebody_and_the_mail_is_sent_then(conn: Connection) -> None:
+    await ask(conn, tier=MARY_ALONE)
+    async with smtp_server(with_login=True) as smtp:
+        assert await mailer_to(f"smtp://x:y@127.0.0.1:{smtp.port}").sweep(conn) == (0, 1)
+        assert await failures_of(conn, "t1") == []
+        await make_due(conn)
+        url = f"smtp://{quote(USER, safe='')}:{quote(PASSWORD, safe='')}@127.0.0.1:{smtp.port}"
+        assert await mailer_to(url).sweep(conn) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("url", "port", "tls", "start_tls"),
+    [
+        ("smtp://mail.example.com", 587, False, True),
+        ("smtp://mail.example.com:25", 25, False, True),
+        ("smtps://mail.example.com", 465, True, False),
+        ("smtp://127.0.0.1:25", 25, False, None),
+        ("smtp://localhost", 587, False, None),
+    ],
+)
+def test_only_to_this_machine_a_mail_may_go_without_tls(url: str, port: int, tls: bool, start_tls: bool | None) -> None:
+    server = MailServer.of(url)
+    assert (server.port, server.tls, server.start_tls) == (port, tls, start_tls)
+
+
+async def test_a_server_without_tls_gets_neither_password_nor_link(smtp: SmtpServer, conn: Connection) -> None:
+    await ask(conn, tier=MARY_ALONE)
+    server = MailServer(host="127.0.0.1", port=smtp.port, user=USER, password=PASSWORD, tls=False, start_tls=True)
+    mailer = Mailer(server, sender="claims@example.com", url="https://claims.example.com", step_up_over=None)
+    assert await mailer.sweep(conn) == (0, 1)
+    assert smtp.received == [] and smtp.logins == []
+
+
+def test_an_amount_that_is_none_is_no_header_of_its_own() -> None:
+    mail = Mail(
+        link_id=1,
+        interrupt_id="0" * 32,
+        thread_id="t1",
+        address=MARY,
+        token="A" * 43,
+        request={"amount": "1\nBcc: eve@example.com", "currency": "USD"},
+        attempt=1,
+    )
+    message = message_of(mail, sender="claims@example.com", url="https://claims.example.com", step_up_over=None)
+    assert message["Bcc"] is None and message["Subject"] == "Approval needed: no amount"
+
+
+# Whole
+
+
+async def test_a_running_service_mails_a_link_that_decides_and_is_paid(
+    smtp: SmtpServer, database_url: str, conn: Connection, tmp_path: Path
+) -> None:
+    async with pages_in_process(database_url) as site, Visitor(site.url) as mary:
+        settings = {"SMTP_URL": smtp.url, "MAIL_FROM": "claims@example.com", "PUBLIC_URL": site.url, "STAND_BY": "1"}
+        terminal = Terminal(tmp_path, DATABASE_URL=database_url, APPROVERS=MARY, **settings)
+        async with terminal.service("work") as worker:
+            await start_claim(conn)
+
+            async def came() -> bool:
+                return bool(smtp.received)
+
+            await worker.until(came)
+            path = f"/a/{smtp.tokens()[0]}"
+            page = await mary.get(path)
+            assert (await mary.post(path, page.form("Approve").fields | {"verdict": "approve"})).status == 303
+
+            async def paid() -> bool:
+                return bool(await all_rows(conn, "SELECT FROM payments"))
+
+            await until(paid, within_s=60)
+            assert smtp.tokens()[0] not in worker.err
+
+
+async def test_deliver_and_start_send_mails_where_nothing_runs(
+    smtp: SmtpServer, database_url: str, conn: Connection, tmp_path: Path
+) -> None:
+    settings = {"SMTP_URL": smtp.url, "MAIL_FROM": "claims@example.com", "PUBLIC_URL": "https://claims.example.com"}
+    terminal = Terminal(tmp_path, DATABASE_URL=database_url, APPROVERS=MARY, **settings)
+    started = await terminal.run_meanwhile("start", "--thread", "t1", "--amount", "250")
+    assert started.code == 0, started.err
+    assert smtp.recipients == [MARY]
+    await ask(conn, "t2", tier=MARY_ALONE)
+    delivered = await terminal.run_meanwhile("deliver")
+    assert (delivered.code, delivered.out) == (0, "1 sent, 0 not\n"), delivered.err
+
+
+async def test_the_operators_are_told_whom_a_mail_does_not_reach(conn: Connection) -> None:
+    await ask(conn, tier=MARY_ALONE)
+    said = blocks.alarm(await thread_of(conn, "t1"), [("mail", f"{MARY}: <no> such user")])
+    assert said is not None and MARY in said and "&lt;no&gt; such user" in said and "claim_flow.py link" in said
