@@ -6,6 +6,7 @@ What somebody may see is `flow.inbox`'s business, what they may decide the polic
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from decimal import Decimal
 from typing import get_args
 from urllib.parse import urlencode
 
+import psycopg
 from aiohttp import web
 
 from bot.forms import Form, Refused, reason_of, verdict_of
@@ -35,6 +37,7 @@ from flow.trace import Trace, trace_of
 # A page of the list; and so the most that are approved at once.
 PAGE = 50
 
+_ONE = "/approvals/{interrupt_id:[0-9a-f]{32}}"
 _VIEWS: dict[str, View] = {view: view for view in get_args(View)}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -49,8 +52,8 @@ def inbox_routes(site: Site, live: Live) -> list[web.RouteDef]:
         web.get("/approvals/events", page(inbox.events), allow_head=False),
         web.get("/approvals/bulk", page(inbox.ask_for_many)),
         web.post("/approvals/bulk", page(inbox.decide_many)),
-        web.get("/approvals/{interrupt_id}", page(inbox.show_one)),
-        web.post("/approvals/{interrupt_id}", page(inbox.decide_one)),
+        web.get(_ONE, page(inbox.show_one)),
+        web.post(_ONE, page(inbox.decide_one)),
     ]
 
 
@@ -197,7 +200,11 @@ class _Inbox:
             return web.Response(status=204)
 
         async def holds() -> bool:
-            return await on_pool(self._site.pool, lambda conn: session_of(conn, session.token)) is not None
+            try:
+                return await on_pool(self._site.pool, lambda conn: session_of(conn, session.token)) is not None
+            except psycopg.OperationalError:
+                # It cannot be told, so the stream ends; the page asks for another.
+                return False
 
         return await stream(request, self._live, holds)
 
@@ -257,10 +264,12 @@ def _item(text: str) -> tuple[str, str]:
 
 
 def _sums(rows: Sequence[Row]) -> dict[str, Decimal]:
+    """By currency; a request of another flow may have no amount."""
     sums: dict[str, Decimal] = {}
     for row in rows:
         claim = row.approval.request
-        sums[claim["currency"]] = sums.get(claim["currency"], Decimal(0)) + Decimal(claim["amount"])
+        with contextlib.suppress(KeyError, ArithmeticError, TypeError):
+            sums[claim["currency"]] = sums.get(claim["currency"], Decimal(0)) + Decimal(claim["amount"])
     return sums
 
 

@@ -67,8 +67,9 @@ async def end_session(conn: Connection, token: str) -> None:
 
 
 async def make_login_link(conn: Connection, person: Person, *, by: str) -> str:
-    """The token of a link that signs this person in, once, within ten minutes."""
+    """The token of a link that signs this person in, once, within ten minutes. Who had such links is kept a month."""
     token = new_token()
+    await conn.execute("DELETE FROM login_links WHERE expires_at < clock_timestamp() - interval '30 days'")
     await conn.execute(
         "INSERT INTO login_links (token_sha256, person, person_name, names, made_by, expires_at)"
         " VALUES (%s, %s, %s, %s, %s, clock_timestamp() + %s * interval '1 minute')",

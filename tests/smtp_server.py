@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import warnings
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from email import message_from_bytes
@@ -71,9 +72,14 @@ async def smtp_server(*, with_login: bool = False) -> AsyncIterator[SmtpServer]:
 
     more: dict[str, Any] = {"authenticator": authenticate, "auth_required": True, "auth_require_tls": False}
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(
-        lambda: SMTP(running, hostname="mail.test", loop=loop, **(more if with_login else {})), "127.0.0.1", 0
-    )
+
+    def connected() -> SMTP:
+        with warnings.catch_warnings():
+            # Passwords without TLS, which is what this one is for.
+            warnings.simplefilter("ignore")
+            return SMTP(running, hostname="mail.test", loop=loop, **(more if with_login else {}))
+
+    server = await loop.create_server(connected, "127.0.0.1", 0)
     running.port = server.sockets[0].getsockname()[1]
     try:
         yield running

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import aiohttp
 import pytest
-from playwright.async_api import BrowserContext, Locator, Page, ViewportSize, expect
+from playwright.async_api import BrowserContext, ConsoleMessage, Locator, Page, ViewportSize, expect
 
 from flow import threads
 from flow.database import Connection
@@ -85,13 +85,20 @@ async def browser(tmp_path: Path) -> AsyncIterator[BrowserContext]:
 
 
 @pytest.fixture
-def complaints(browser: BrowserContext) -> Iterator[list[str]]:
-    """What the browser complains of in any page, such as of the content security policy; at the end nothing."""
+def complaints(browser: BrowserContext, port: int) -> Iterator[list[str]]:
+    """What the browser complains of in a page of ours, such as of the content security policy; at the end nothing."""
     said: list[str] = []
+
+    def hear(message: ConsoleMessage) -> None:
+        ours = message.page is not None and message.page.url.startswith(f"http://127.0.0.1:{port}/")
+        # A refusal is a page with a status of its own.
+        if ours and message.type in ("error", "warning") and "responded with a status of" not in message.text:
+            said.append(message.text)
+
     browser.on("weberror", lambda error: said.append(str(error.error)))
-    browser.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
+    browser.on("console", hear)
     yield said
-    assert [text for text in said if "the server responded with a status of" not in text] == []
+    assert said == []
 
 
 async def file_claim(
