@@ -652,7 +652,8 @@ async def _advance_and_report(settings: Settings, url: str, conn: Connection, th
     else:
         click.echo(in_words(story))
     sys.stdout.flush()
-    if story.approvals and not await is_present(conn, Lock.DELIVERER):
+    has_news = story.approvals or thread.status in ("stuck", "unknown")
+    if has_news and not await is_present(conn, Lock.DELIVERER):
         await _deliver(settings, conn)
     if thread.status in ("stuck", "failed", "unknown") or thread.put_off:
         raise FlowError(f"thread {thread_id} did not get through: {thread.reason}")

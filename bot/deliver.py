@@ -12,7 +12,7 @@ import contextlib
 import logging
 import math
 from collections.abc import AsyncIterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import aiohttp
@@ -20,7 +20,7 @@ from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 
 from bot import blocks
-from bot.slack_api import FIXES, TROUBLES, read_error, slack_client
+from bot.slack_api import CHANNEL_FAULTS, FIXES, TROUBLES, read_error, slack_client
 from flow import notices
 from flow.advice import advice_of
 from flow.aio import to_its_end
@@ -38,6 +38,8 @@ _BETWEEN_POSTS_S = 1.0
 _LONGEST_WAIT_S = 30.0
 # Slack's clock gives a message its ts, the database's says when it was asked for: they need not agree.
 _CLOCKS_APART_S = 300.0
+# An attempt to post an alarm that is older than this is not looked for: the channel may be a busy one.
+_LONGEST_DOUBT = timedelta(days=1)
 _EVENTS = {"card": "approval_requested", "reply": "approval_outcome", "alarm": "thread_alarm"}
 # Slack failed inside, perhaps after it acted.
 _AMBIGUOUS_ERRORS = TROUBLES | {"team_added_to_org"}
@@ -68,7 +70,7 @@ class Deliverer:
     async def run(self, url: str) -> None:
         """Deliver whenever something is due, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for lane in ("posts", "changes"):
+            for lane in ("posts", "changes", "alarms"):
                 group.create_task(self._run_lane(url, lane))
 
     async def sweep(self, conn: Connection, *, within_s: float = math.inf) -> tuple[int, int]:
@@ -78,7 +80,7 @@ class Deliverer:
         """
         deadline = asyncio.get_running_loop().time() + within_s
         sent = failed = 0
-        lanes: tuple[notices.Lane, ...] = ("changes", "posts", "changes")
+        lanes: tuple[notices.Lane, ...] = ("changes", "posts", "changes", "alarms")
         for lane in lanes:
             # Twice: a card that changed while it was posted is a change now.
             delivered, refused = await self._sweep_lane(conn, lane, deadline)
@@ -226,11 +228,20 @@ class Deliverer:
     async def _alarm(self, conn: Connection, notice: Notice) -> None:
         """Tell the operators that the thread needs them, and why."""
         thread = await thread_of(conn, notice.thread_id)
+        since = max(thread.created_at, datetime.now(UTC) - _LONGEST_DOUBT)
         text = blocks.alarm(thread, await notices.failures_of(conn, notice.thread_id))
-        if text is None or (notice.ambiguous and await self._find(self._ops_channel, notice, since=thread.created_at)):
+        if text is None or (notice.ambiguous and await self._find(self._ops_channel, notice, since=since)):
             # It needs nobody any more, or they know.
             return
-        await self._post(conn, notice, self._ops_channel, text=text)
+        try:
+            await self._post(conn, notice, self._ops_channel, text=text)
+        except SlackApiError as exc:
+            error = read_error(exc)[1]
+            if self._ops_channel == self._channel or error not in CHANNEL_FAULTS:
+                raise
+            # Somebody must hear of it.
+            log.error("SLACK_OPS_CHANNEL takes no alarms (%s): %s", error, FIXES[error])  # noqa: TRY400 (no bug of ours)
+            await self._post(conn, notice, self._channel, text=text)
 
     async def _post(self, conn: Connection, notice: Notice, channel: str, **message: Any) -> tuple[str, str]:
         """Post, and return the channel (an id, also where a name or a member was given) and the ts.

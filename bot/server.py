@@ -216,10 +216,11 @@ def _checks_database(pool: Pool) -> Check:
     async def check() -> str | None:
         try:
             async with pool.connection(timeout=1.0) as conn:
+                row = await (await conn.execute("SELECT current_setting('transaction_read_only') AS off")).fetchone()
                 await conn.execute("SELECT max(version) FROM claim_flow_migrations")
         except psycopg.Error as exc:
             return str(exc).strip()
-        return None
+        return "it takes no writes" if row and row["off"] == "on" else None
 
     return check
 

@@ -29,6 +29,9 @@ FIXES = {
     "missing_scope": "give the app the scopes of manifest.yml and install it again",
 }
 
+# It is the channel that cannot be posted to.
+CHANNEL_FAULTS = {"not_in_channel", "channel_not_found", "is_archived", "is_inactive"}
+
 
 @contextlib.asynccontextmanager
 async def slack_client(settings: Settings) -> AsyncIterator[AsyncWebClient]:

@@ -83,7 +83,7 @@ async def pay(state: State, runtime: Runtime[Pen]) -> State:
             payment = await payments.pay_from_ledger(conn, thread_id, claim)
         else:
             payment = await payments.intend(conn, thread_id, claim, pen.provider)
-    if payment.status == "intended" and pen.provider is not None:
+    if payment.status == "intended":
         payment = await payments.pay_outside(pen, payment, pen.provider)
     return {"reference": payment.reference or ""}
 

@@ -33,7 +33,7 @@ from flow.inputs import storable
 from flow.model import Approval, Claim, Thread
 from flow.pen import Pen
 from flow.policy import Policy
-from flow.providers import PaymentUnanswered, Provider
+from flow.providers import Provider
 
 # How a drive ends, unless a step failed and will be tried again.
 Outcome = Literal["locked", "waiting", "over", "stuck"]
@@ -63,19 +63,21 @@ async def drive(
     """
     if not await threads.try_lock(conn, thread_id):
         return "locked"
+    pen = Pen(conn=conn, policy=policy, adviser=adviser, provider=provider)
     try:
-        return await _drive_locked(Pen(conn=conn, policy=policy, adviser=adviser, provider=provider), thread_id, graph)
+        return await _drive_locked(pen, thread_id, graph)
     except Exception as exc:
         if conn.closed:
             raise
         reason = _in_words(exc)
-        async with conn.transaction():
+        # With the pen: what ran beside the step that failed may still be writing.
+        async with pen.tx():
             thread = await threads.put_off(conn, thread_id, reason)
             if thread.status == "stuck":
-                unanswered = isinstance(exc, PaymentUnanswered)
-                if unanswered:
-                    await payments.give_up(conn, thread_id, reason)
-                await _tell_the_end(conn, thread_id, "unknown" if unanswered else "stuck")
+                may_be_paid = await payments.give_up(conn, thread_id, reason)
+                if may_be_paid:
+                    await threads.mark_unknown(conn, thread_id)
+                await _tell_the_end(conn, thread_id, "unknown" if may_be_paid else "stuck")
                 return "stuck"
         raise DriveFailed(thread_id, reason) from exc
     finally:
@@ -115,7 +117,7 @@ async def _drive_locked(pen: Pen, thread_id: str, graph: Graph) -> Outcome:
             place = await _step(run, pen, thread, state)
         except (NotApproved, KeyReused, EffectFailed, ResultNotKept) as exc:
             # Trying again would change nothing.
-            if not await _give_up(pen, thread, str(exc)):
+            if not await _give_up(pen, thread, _storable(str(exc))):
                 raise
             return "stuck"
         if isinstance(place, str):
@@ -232,10 +234,10 @@ async def _untaken(pen: Pen, thread_id: str) -> Outcome | None:
     thread = await threads.thread_of(pen.conn, thread_id)
     if thread.over:
         return "over"
+    if thread.status in ("stuck", "unknown") and thread.due_at is None:
+        return "stuck"
     if thread.attempts < threads.MAX_ATTEMPTS:
         return None
-    if thread.status == "stuck" and thread.due_at is None:
-        return "stuck"
     reason = thread.reason or f"{thread.attempts} drives died without a word"
     return "stuck" if await _give_up(pen, thread, reason) else None
 
@@ -243,8 +245,9 @@ async def _untaken(pen: Pen, thread_id: str) -> Outcome | None:
 async def _give_up(pen: Pen, thread: Thread, reason: str) -> bool:
     """Leave the thread to a person, and say so on its cards. False if a reason to drive was added meanwhile."""
     async with pen.tx() as conn:
-        await _tell_the_end(conn, thread.thread_id, "stuck")
-        if not await threads.leave(conn, thread, status="stuck", reason=reason):
+        status = "unknown" if await payments.give_up(conn, thread.thread_id, reason) else "stuck"
+        await _tell_the_end(conn, thread.thread_id, status)
+        if not await threads.leave(conn, thread, status=status, reason=reason):
             raise psycopg.Rollback
         return True
     return False
@@ -270,5 +273,9 @@ async def _tell_the_end(conn: Connection, thread_id: str, status: str) -> None:
 
 def _in_words(exc: BaseException) -> str:
     """One line for a person, of characters that the row can hold."""
-    text = " ".join(f"{type(exc).__name__}: {exc}".split())
-    return storable(text.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00"))[:500]
+    return _storable(f"{type(exc).__name__}: {exc}")
+
+
+def _storable(text: str) -> str:
+    one_line = " ".join(text.split())
+    return storable(one_line.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00"))[:500]

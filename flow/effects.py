@@ -13,8 +13,9 @@ The call's row is committed before the function runs, its outcome after it:
 A process that dies in between leaves `started`: when the lease is over the function runs again, and can hand the same
 `idempotency_key()` to whoever it calls. Any other exception leaves it open too, and the next attempt runs it again.
 
-Sync and async functions, in nodes, threads and thread pools. Importing this module lets context variables travel into
-threads and thread pools, as Python 3.14 does for threads: without that a pool's work would not know its thread.
+Sync and async functions, in nodes, threads and pools (`ThreadPoolExecutor`: a thread that takes work from a queue
+of its own keeps the place of whoever started it). Importing this module lets context variables travel into threads and
+thread pools, as Python 3.14 does for threads: without that a pool's work would not know its thread.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import concurrent.futures
 import contextlib
 import contextvars
 import dataclasses
+import decimal
 import functools
 import hashlib
 import inspect
@@ -46,7 +48,7 @@ from langgraph.runtime import get_runtime
 from pydantic import BaseModel
 
 from flow.aio import to_its_end
-from flow.errors import EffectFailed, EffectInProgress, KeyReused, NotInADrive, ResultNotKept
+from flow.errors import EffectFailed, EffectInProgress, KeyReused, NeedsKey, NotInADrive, ResultNotKept
 from flow.pen import Pen
 
 P = ParamSpec("P")
@@ -79,7 +81,9 @@ def idempotent(
 
     `key` names the call within its thread, or is called with the arguments to name it. Without it a call is known by
     the function's module and qualified name, its arguments, and its place: the flow's step and node, and how many
-    equal calls this run of the node made before. So two equal payments in one node are two, also when it runs again.
+    equal calls this run of the node made before. So two equal payments in one node are two, also when it runs again;
+    and a call that failed and is tried again in the same run is the same one. A node that calls one subgraph twice
+    needs keys.
 
     Results are JSON values, None among them, and every caller gets what JSON makes of them (a tuple is a list). For a
     result that is none the effect stays `done`, and this and each later call raises ResultNotKept. Exceptions of the
@@ -127,10 +131,8 @@ class _Drive:
     pen: Pen
     loop: asyncio.AbstractEventLoop
     over: bool = False
-    # How often each equal call was made, for each run of a node.
-    counts: defaultdict[tuple[object, ...], Iterator[int]] = dataclasses.field(
-        default_factory=lambda: defaultdict(itertools.count)
-    )
+    # The numbers of equal calls, for each run of a node: those that are taken.
+    numbers: defaultdict[tuple[object, ...], set[int]] = dataclasses.field(default_factory=lambda: defaultdict(set))
     # Calls under way, by key.
     running: dict[str, asyncio.Future[None]] = dataclasses.field(default_factory=dict)
 
@@ -152,6 +154,9 @@ class _Place:
     thread_id: str
     where: tuple[object, ...]
     run: tuple[object, ...]
+    # In a subgraph that its node calls a second time, or that runs a second time in a retry of its node: LangGraph
+    # tells the two by a number that starts anew in another process.
+    is_repeated: bool
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -165,9 +170,16 @@ class _Call:
     row: dict[str, Any] = dataclasses.field(default_factory=dict)
     claimed: bool = False
     outside_key: str = ""
+    # Its number among equal calls, and where that was taken.
+    number: tuple[tuple[object, ...], int] | None = None
+    # Whether it has an outcome. One that has none may be made again, as the same call.
+    ended: bool = False
 
     def free(self) -> None:
         """Let those go on that wait for this call."""
+        if self.number is not None and not self.ended:
+            where, number = self.number
+            self.drive.numbers[where].discard(number)
         if (waiting := self.drive.running.pop(self.key, None)) is not None:
             waiting.set_result(None)
 
@@ -243,7 +255,9 @@ class _Effect:
     async def _begin(self, drive: _Drive, place: _Place, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
         """Claim the call, or find what became of it."""
         fingerprint = self._fingerprint(args, kwargs)
-        call = _Call(drive=drive, thread_id=place.thread_id, key=self._key_of(drive, place, fingerprint, args, kwargs))
+        number = self._number(drive, place, fingerprint) if self._key is None else None
+        key = self._auto_key(place, fingerprint, number[1]) if number else self._chosen_key(args, kwargs)
+        call = _Call(drive=drive, thread_id=place.thread_id, key=key, number=number)
         if any(outer.key == call.key for outer in _under_way.get()):
             raise EffectInProgress(self._name, "it is called from within itself")
         while (other := drive.running.get(call.key)) is not None:
@@ -257,6 +271,7 @@ class _Effect:
             call.free()
             raise
         if not call.claimed:
+            call.ended = call.row["status"] != "started"
             call.free()
             self._check_ended(call, fingerprint)
         return call
@@ -354,12 +369,21 @@ class _Effect:
                 raise TypeError(f"{self._name}: its argument {name} cannot be told from others ({exc})") from None
         return _digest(plain)
 
-    def _key_of(
-        self, drive: _Drive, place: _Place, fingerprint: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> str:
-        if self._key is None:
-            equal = next(drive.counts[place.run, self._name, fingerprint])
-            return f"auto:{_digest([self._name, place.where, fingerprint, equal])}"
+    def _number(self, drive: _Drive, place: _Place, fingerprint: str) -> tuple[tuple[object, ...], int]:
+        """The smallest number that no equal call of this run of the node has: one that is tried again keeps its own."""
+        where = (place.run, self._name, fingerprint)
+        taken = drive.numbers[where]
+        number = next(number for number in itertools.count() if number not in taken)
+        taken.add(number)
+        return where, number
+
+    def _auto_key(self, place: _Place, fingerprint: str, number: int) -> str:
+        if place.is_repeated:
+            raise NeedsKey(self._name)
+        return f"auto:{_digest([self._name, place.where, fingerprint, number])}"
+
+    def _chosen_key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        assert self._key is not None
         chosen = self._key(*args, **kwargs) if callable(self._key) else self._key
         if not (isinstance(chosen, str) and 0 < len(chosen) <= _LONGEST_KEY and chosen.isprintable()):
             raise ValueError(
@@ -375,6 +399,7 @@ async def _end(call: _Call, status: str, *, result: str | None = None, error: di
             " WHERE thread_id = %s AND key = %s AND attempt = %s AND status = 'started'",
             (status, result, error and json.dumps(error), call.thread_id, call.key, call.row["attempt"]),
         )
+        call.ended = True
         assert ours.rowcount == 1, "somebody else has made this call, without the thread's lock"
 
 
@@ -386,9 +411,12 @@ def _until_recorded(call: _Call) -> Iterator[None]:
         yield
     finally:
         _under_way.reset(token)
-        # A loop that is closed has nobody left who waits.
-        with contextlib.suppress(RuntimeError):
-            call.drive.loop.call_soon_threadsafe(call.free)
+        if _running_loop() is call.drive.loop:
+            call.free()
+        else:
+            # A loop that is closed has nobody left who waits.
+            with contextlib.suppress(RuntimeError):
+                call.drive.loop.call_soon_threadsafe(call.free)
 
 
 def _place() -> _Place:
@@ -408,6 +436,7 @@ def _place() -> _Place:
         thread_id=config["configurable"]["thread_id"],
         where=(above, metadata["langgraph_step"], metadata["langgraph_path"]),
         run=(info.checkpoint_ns, info.task_id, info.node_attempt),
+        is_repeated=any(segment.isdigit() for segment in above.split("|")),
     )
 
 
@@ -490,9 +519,14 @@ def _let_context_travel() -> None:
     start: Callable[..., None] = threading.Thread.start
     submit: Callable[..., Any] = concurrent.futures.ThreadPoolExecutor.submit
 
+    def run_apart(run: Callable[[], None]) -> None:
+        # It lives in a context variable, and is changed in place.
+        decimal.setcontext(decimal.getcontext().copy())
+        run()
+
     @functools.wraps(start)
     def start_with_context(self: threading.Thread) -> None:
-        self.run = functools.partial(contextvars.copy_context().run, self.run)  # type: ignore[method-assign]
+        self.run = functools.partial(contextvars.copy_context().run, run_apart, self.run)  # type: ignore[method-assign]
         start(self)
 
     @functools.wraps(submit)

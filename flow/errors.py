@@ -123,6 +123,17 @@ class NotInADrive(FlowError):
     """An effect can be recorded only where a flow runs."""
 
 
+class NeedsKey(FlowError):
+    """Nothing tells this call of an effect from another one; it was not made."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"{name} is called in a subgraph that runs a second time in one run of its node: give it `key=`, or let the"
+            " thread be tried again"
+        )
+
+
 class EffectInProgress(FlowError):
     """An earlier call of the same effect may still be under way; try again later."""
 

@@ -14,12 +14,18 @@ from typing import Literal
 from flow.database import Connection, ring
 from flow.model import Notice
 
-# New messages go out at one a second and channel; changes of posted ones, and alarms, need not wait behind them.
-Lane = Literal["posts", "changes"]
+# New messages go out at one a second and channel; changes of posted ones need not wait behind them, nor alarms.
+Lane = Literal["posts", "changes", "alarms"]
 
 # Longer than a delivery can take (two calls of 10 s), short enough that a dead deliverer is not missed for long.
 LEASE_S = 30.0
 
+
+_IN_LANE: dict[Lane, str] = {
+    "posts": "kind <> 'alarm' AND NOT (kind = 'card' AND version > 1)",
+    "changes": "kind = 'card' AND version > 1",
+    "alarms": "kind = 'alarm'",
+}
 
 # One more version to show: now, or after the delivery that is under way.
 _DUE_AGAIN = (
@@ -86,7 +92,7 @@ async def lease(conn: Connection, lane: Lane) -> Notice | None:
     row = await (
         await conn.execute(
             "WITH next AS (SELECT id, status FROM notices WHERE due_at <= clock_timestamp()"
-            f" AND (kind = 'alarm' OR kind = 'card' AND version > 1) = {lane == 'changes'}"
+            f" AND {_IN_LANE[lane]}"
             " ORDER BY due_at LIMIT 1 FOR UPDATE SKIP LOCKED)"
             " UPDATE notices n SET status = 'sending', attempt = n.attempt + 1,"
             " due_at = clock_timestamp() + %s * interval '1 second',"

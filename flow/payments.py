@@ -69,11 +69,15 @@ async def intend(conn: Connection, thread_id: str, claim: Claim, provider: Provi
     return _checked(await _payment(conn, thread_id), claim)
 
 
-async def pay_outside(pen: Pen, payment: Payment, provider: Provider) -> Payment:
+async def pay_outside(pen: Pen, payment: Payment, provider: Provider | None) -> Payment:
     """Have the provider make an intended payment, or find out what became of it; the row as it is then.
 
     Raises PaymentUnsent and PaymentUnanswered: the drive is put off, and the next one asks again.
     """
+    if provider is None or provider.name != payment.provider:
+        # Another one knows nothing of the key.
+        why = f"it was begun with the provider {payment.provider}, which is not PAYMENT_PROVIDER any more"
+        return await _update(pen, payment, "status = 'unknown', reason = %s", why)
     assert payment.idempotency_key is not None
     order = Order(
         key=payment.idempotency_key,
@@ -150,15 +154,17 @@ async def resolve(conn: Connection, thread_id: str, *, reference: str | None, by
         return await _payment(conn, thread_id)
 
 
-async def give_up(conn: Connection, thread_id: str, reason: str) -> None:
-    """The last attempt got no answer either: a person must look."""
-    updated = await conn.execute(
-        "UPDATE payments SET status = 'unknown', reason = %s WHERE thread_id = %s AND status = 'intended'",
+async def give_up(conn: Connection, thread_id: str, reason: str) -> bool:
+    """Nobody will ask again by himself. Whether it may have been paid: then it is `unknown`, and a person must look."""
+    asked = await conn.execute(
+        "UPDATE payments SET status = 'unknown', reason = %s"
+        " WHERE thread_id = %s AND status = 'intended' AND attempts > 0",
         (reason, thread_id),
     )
-    if updated.rowcount:
-        await _record_event(conn, await _payment(conn, thread_id), "payment.unknown")
-    await conn.execute("UPDATE threads SET status = 'unknown' WHERE thread_id = %s", (thread_id,))
+    if not asked.rowcount:
+        return False
+    await _record_event(conn, await _payment(conn, thread_id), "payment.unknown")
+    return True
 
 
 async def _ask(pen: Pen, payment: Payment, order: Order, provider: Provider) -> str:

@@ -71,7 +71,8 @@ class Standby:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
             return Report(lost=f"process {self.pid} took longer than {timeout_s:g} s and was killed")
-        except ConnectionError as exc:
+        except (ConnectionError, ValueError) as exc:
+            # ValueError: a line that never ends.
             return Report(lost=f"process {self.pid} died: {exc}")
         return Report(**json.loads(line)) if line else Report(lost=f"process {self.pid} died")
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Context, Decimal
 
 import aiohttp
 import stripe
@@ -46,14 +46,21 @@ class StripeProvider:
 
     async def pay(self, order: Order) -> str:
         amount = minor_units(order.amount, order.currency)
-        async with self._client() as client:
-            intent = await self._create(client, order, amount)
-            if intent.status == "requires_confirmation":
-                intent = await _confirm(client, order, intent)
-            if intent.status == "processing":
-                # The answer to the confirmation is repeated as it was; what has become of it since is asked for.
-                intent = await client.v1.payment_intents.retrieve_async(intent.id)
-            return await self._settled(client, order, intent)
+        confirmed = False
+        try:
+            async with self._client() as client:
+                intent = await self._create(client, order, amount)
+                if intent.status == "requires_confirmation":
+                    intent = await _confirm(client, order, intent)
+                confirmed = True
+                if intent.status != "succeeded":
+                    # The answer to the confirmation is repeated as it was; what has become of it since is asked for.
+                    intent = await client.v1.payment_intents.retrieve_async(intent.id)
+                return await self._settled(client, order, intent)
+        except PaymentUnsent as exc:
+            if confirmed:
+                raise PaymentUnanswered(str(exc)) from exc
+            raise
 
     async def look_up(self, order: Order) -> str | None:  # noqa: ARG002 (the protocol's)
         raise CannotLookUp("look for the thread's payment in Stripe's dashboard")
@@ -79,10 +86,15 @@ class StripeProvider:
             return intent.id
         if intent.status == "processing":
             raise PaymentUnanswered(f"Stripe is still processing {intent.id}")
-        if intent.status != "canceled":
+        wanted = intent.status
+        if wanted != "canceled":
             # It wants something that nobody will do; it must not succeed later on.
-            await client.v1.payment_intents.cancel_async(intent.id, {}, {"idempotency_key": f"{order.key}:cancel"})
-        raise PaymentRefused(f"Stripe did not take the payment ({intent.id} is {intent.status})")
+            intent = await _cancel(client, order, intent)
+        if intent.status == "succeeded":
+            return intent.id
+        if intent.status != "canceled":
+            raise PaymentUnanswered(f"Stripe says that {intent.id} is {intent.status}")
+        raise PaymentRefused(f"Stripe did not take the payment ({intent.id} was {wanted})")
 
     @asynccontextmanager
     async def _client(self) -> AsyncIterator[StripeClient]:
@@ -105,7 +117,13 @@ class StripeProvider:
                 # Nothing was looked at: when the key is mended, the claim can be paid.
                 raise PaymentUnsent(f"Stripe refuses STRIPE_API_KEY: {_said(exc)}") from exc
             except (stripe.CardError, stripe.InvalidRequestError) as exc:
+                if exc.code == "resource_missing" and exc.param in ("customer", "payment_method"):
+                    # It is our setting that is wrong, not the claim.
+                    raise PaymentUnsent(f"Stripe does not know STRIPE_{exc.param.upper()}: {_said(exc)}") from exc
                 raise PaymentRefused(f"Stripe refused: {_said(exc)}") from exc
+            except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+                # Its library lets through what happens while an answer is read.
+                raise PaymentUnanswered(f"no answer from Stripe ({type(exc).__name__})") from exc
             except stripe.StripeError as exc:
                 # Its own failure, too many requests, or a key that it knows with other parameters.
                 raise PaymentUnanswered(f"Stripe failed: {_said(exc)}") from exc
@@ -114,7 +132,7 @@ class StripeProvider:
 async def _confirm(client: StripeClient, order: Order, intent: PaymentIntent) -> PaymentIntent:
     try:
         return await client.v1.payment_intents.confirm_async(
-            intent.id, {"off_session": True}, {"idempotency_key": f"{order.key}:confirm"}
+            intent.id, {"off_session": True}, {"idempotency_key": f"{order.key}/confirm"}
         )
     except stripe.InvalidRequestError as exc:
         if exc.code != "payment_intent_unexpected_state":
@@ -123,14 +141,26 @@ async def _confirm(client: StripeClient, order: Order, intent: PaymentIntent) ->
         return await client.v1.payment_intents.retrieve_async(intent.id)
 
 
+async def _cancel(client: StripeClient, order: Order, intent: PaymentIntent) -> PaymentIntent:
+    try:
+        return await client.v1.payment_intents.cancel_async(intent.id, {}, {"idempotency_key": f"{order.key}/cancel"})
+    except stripe.InvalidRequestError as exc:
+        if exc.code != "payment_intent_unexpected_state":
+            raise
+        # It was settled in this very moment.
+        return await client.v1.payment_intents.retrieve_async(intent.id)
+
+
 def minor_units(amount: Decimal, currency: str) -> int:
     """The amount in Stripe's smallest unit of the currency. Raises PaymentRefused if it is no whole number of them."""
     decimals = 0 if currency in _WHOLE else 3 if currency in _THOUSANDTHS else 2
-    minor = amount.scaleb(decimals)
+    # Whatever precision the caller's thread has been set to.
+    minor = amount.scaleb(decimals, Context(prec=50))
+    whole = int(minor)
     # Of thousandths Stripe takes whole tens.
-    if minor != int(minor) or (decimals == 3 and minor % 10):
+    if minor != whole or (decimals == 3 and whole % 10):
         raise PaymentRefused(f"Stripe cannot pay {amount} {currency} exactly")
-    return int(minor)
+    return whole
 
 
 def _said(exc: Exception) -> str:

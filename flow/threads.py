@@ -101,14 +101,15 @@ async def unlock(conn: Connection, thread_id: str) -> None:
 async def take(conn: Connection, thread_id: str) -> Thread | None:
     """Begin a drive, under the thread's lock: committed before the graph runs, so that a killed drive is counted.
 
-    From the second attempt on the thread is also put off by the back-off. One that nobody woke since it was left to a
-    person keeps its reason: this drive may die. None if it is over, or used up.
+    From the second attempt on the thread is also put off by the back-off. None if it is over, used up, or left to a
+    person.
     """
     query = sql.SQL(
         "UPDATE threads SET driver_pid = pg_backend_pid(), driven_at = clock_timestamp(), attempts = attempts + 1,"
-        " reason = CASE WHEN status IN ('stuck', 'unknown') THEN reason END,"
-        " due_at = CASE WHEN attempts > 0 THEN {backoff} ELSE due_at END"
-        " WHERE thread_id = %s AND status <> ALL(%s) AND attempts < %s RETURNING {columns}"
+        " reason = NULL, due_at = CASE WHEN attempts > 0 THEN {backoff} ELSE due_at END"
+        " WHERE thread_id = %s AND status <> ALL(%s) AND attempts < %s"
+        # Nobody has woken it since it was left to a person.
+        " AND (due_at IS NOT NULL OR status NOT IN ('stuck', 'unknown')) RETURNING {columns}"
     ).format(backoff=_BACKOFF, columns=_COLUMNS)
     row = await (await conn.execute(query, (thread_id, list(OVER), MAX_ATTEMPTS))).fetchone()
     return Thread(**row) if row else None
@@ -141,6 +142,11 @@ async def put_off(conn: Connection, thread_id: str, reason: str) -> Thread:
         raise UnknownThread(thread_id)
     await ring(conn)
     return Thread(**row)
+
+
+async def mark_unknown(conn: Connection, thread_id: str) -> None:
+    """It was given up, and nobody knows whether it was paid."""
+    await conn.execute("UPDATE threads SET status = 'unknown' WHERE thread_id = %s", (thread_id,))
 
 
 async def wake(conn: Connection, thread_id: str) -> None:

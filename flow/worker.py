@@ -56,6 +56,7 @@ class Worker:
         self._failures = 0
         self._orphans: set[str] = set()
         self._tidy_at = 0.0
+        self._looks_again_at = 0.0
         self.ready = 0
 
     @property
@@ -201,9 +202,11 @@ class Worker:
             self._orphans.discard(due.thread_id)
             self._in_flight.add(due.thread_id)
             self._jobs.put_nowait(due.thread_id)
-        if held_elsewhere:
-            # Nobody rings when its driver dies.
-            asyncio.get_running_loop().call_later(_BETWEEN_LOOKS_AT_OTHERS_S, self._look.set)
+        loop = asyncio.get_running_loop()
+        if held_elsewhere and self._looks_again_at < loop.time():
+            # Nobody rings when its driver dies. One timer for all of them, however often the bell rings.
+            self._looks_again_at = loop.time() + _BETWEEN_LOOKS_AT_OTHERS_S
+            loop.call_at(self._looks_again_at, self._look.set)
         await approvals.expire_overdue(self._conn)
         await self._tidy(self._conn)
         return wanting

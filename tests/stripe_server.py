@@ -87,6 +87,10 @@ class Stripe:
         return await self._answer(request, "cancel")
 
     async def _retrieve(self, request: web.Request) -> web.Response:
+        if self.faults["retrieve"]:
+            return web.json_response(
+                _error("api_error", "told to refuse"), status=int(self.faults["retrieve"].popleft())
+            )
         return web.json_response(self.intents[request.match_info["id"]])
 
     async def _answer(self, request: web.Request, step: Step) -> web.Response:
@@ -123,12 +127,12 @@ class Stripe:
             }
             return 200, dict(self.intents[intent_id])
         intent = self.intents[intent_id]
+        if step == "cancel" and intent["status"] in ("succeeded", "canceled"):
+            return 400, _unexpected(intent)
         if step == "cancel":
             intent["status"] = "canceled"
         elif intent["status"] != "requires_confirmation":
-            error = _error("invalid_request_error", f"This PaymentIntent's status is {intent['status']}")
-            error["error"]["code"] = "payment_intent_unexpected_state"
-            return 400, error
+            return 400, _unexpected(intent)
         elif fault == "declined":
             intent["status"] = "requires_payment_method"
             return 402, _error("card_error", "Your card was declined.")
@@ -137,6 +141,12 @@ class Stripe:
             if intent["status"] == "succeeded":
                 self.moved.append(intent["asked"])
         return 200, dict(intent)
+
+
+def _unexpected(intent: dict[str, Any]) -> dict[str, Any]:
+    error = _error("invalid_request_error", f"This PaymentIntent's status is {intent['status']}")
+    error["error"]["code"] = "payment_intent_unexpected_state"
+    return error
 
 
 def _error(kind: str, message: str) -> dict[str, Any]:

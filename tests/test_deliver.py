@@ -571,10 +571,19 @@ async def test_an_alarm_that_slack_refuses_raises_none(
     proxy: FaultProxy, deliverer: Deliverer, conn: Connection
 ) -> None:
     await troubled(conn)
-    proxy.fail("chat.postMessage", "error", error="not_in_channel")
+    proxy.fail("chat.postMessage", "error", error="not_in_channel", times=2)
     assert await deliverer.sweep(conn) == (0, 1)
     assert await deliverer.sweep(conn) == (0, 0)
     assert (await notice(conn, "alarm"))["status"] == "failed"
+
+
+async def test_an_alarm_that_the_operators_channel_does_not_take_is_told_where_the_cards_are(
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection
+) -> None:
+    await troubled(conn)
+    proxy.fail("chat.postMessage", "error", error="is_archived")
+    assert await deliverer.sweep(conn) == (1, 0)
+    assert len(await slack.messages(CHANNEL)) == 1
 
 
 async def test_without_a_channel_of_their_own_the_operators_are_told_where_the_cards_are(

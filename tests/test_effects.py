@@ -301,6 +301,86 @@ async def test_a_subgraph_in_a_loop_makes_its_calls_each_time_and_none_again(con
     assert len(world.done) == len(set(world.keys)) == 3
 
 
+async def test_a_subgraph_that_runs_again_in_a_retry_of_its_node_makes_no_call_again(
+    conn: Connection, world: World
+) -> None:
+    """LangGraph tells its runs within one process by a number, which would make them two places."""
+    act, runs = world.effect, 0
+
+    async def inner(state: claims.State) -> claims.State:
+        nonlocal runs
+        runs += 1
+        await act("a")
+        if runs == 1:
+            raise ConnectionError
+        return {}
+
+    nested = StateGraph(claims.State)
+    nested.add_node("inner", inner)
+    nested.add_edge(START, "inner")
+    nested.add_edge("inner", END)
+    flow = StateGraph(claims.State, context_schema=Pen)
+    retried = RetryPolicy(initial_interval=0.01, max_attempts=2, retry_on=ConnectionError)
+    flow.add_node("nested", nested.compile(), retry_policy=retried)
+    flow.add_edge(START, "nested")
+    flow.add_edge("nested", END)
+    with pytest.raises(DriveFailed, match=r"NeedsKey: .*act is called in a subgraph that runs a second time"):
+        await run(conn, flow.compile())
+    await run(conn, flow.compile())
+    assert world.done == ["a"]
+
+
+async def test_a_call_that_is_tried_again_in_its_node_is_the_same_call(conn: Connection, world: World) -> None:
+    broken = 2
+
+    @idempotent
+    async def act(what: str) -> None:
+        nonlocal broken
+        world.keys.append(idempotency_key())
+        if broken:
+            broken -= 1
+            raise TimeoutError
+        world.done.append(what)
+
+    async def node(state: State) -> State:
+        for _ in range(3):
+            try:
+                await act("a")
+                break
+            except TimeoutError:
+                continue
+        await act("a")
+        return {}
+
+    await run(conn, graph_of(node))
+    # Tried three times under one key; the second call is another one.
+    assert world.done == ["a", "a"]
+    assert [world.keys.count(key) for key in dict.fromkeys(world.keys)] == [3, 1]
+
+
+async def test_a_node_that_insists_does_not_get_round_a_lease(conn: Connection, world: World) -> None:
+    act = world.effect
+
+    async def node(state: State) -> State:
+        with pytest.raises(EffectInProgress):
+            await act("a")
+        with pytest.raises(EffectInProgress):
+            await act("a")
+        return {}
+
+    async def dying(state: State) -> State:
+        await act("a")
+        # As if its process had died before the outcome was written.
+        async with effects._current_drive.get().pen.tx() as own:  # type: ignore[union-attr]
+            await own.execute("UPDATE effects SET status = 'started', result = NULL, ended_at = NULL")
+        raise OutOfOrder
+
+    with pytest.raises(DriveFailed, match="OutOfOrder"):
+        await run(conn, graph_of(dying))
+    await run(conn, graph_of(node))
+    assert world.done == ["a"]
+
+
 # Threads and pools
 
 

@@ -131,7 +131,8 @@ async def test_a_payment_that_nobody_knows_of_is_an_event_and_so_is_what_a_perso
 async def test_a_payment_that_was_not_made_after_all_is_no_payment(conn: Connection) -> None:
     await start_claim(conn, amount="20")
     await payments.intend(conn, "t1", parse_claim(amount="20", currency="USD", payee="ACME"), provider_at(Bank()))
-    await payments.give_up(conn, "t1", "no answer")
+    assert await payments.give_up(conn, "t1", "no answer")
+    await threads.mark_unknown(conn, "t1")
     await payments.resolve(conn, "t1", reference=None, by="cli:ann")
     assert await types(conn) == ["payment.unknown"]
 

@@ -46,7 +46,7 @@ async def leased(conn: Connection) -> Notice:
 async def refuse(conn: Connection) -> None:
     """What is due is refused, and the operators are told."""
     await notices.mark_failed(conn, await leased(conn), "not_in_channel")
-    alarm = await notices.lease(conn, "changes")
+    alarm = await notices.lease(conn, "alarms")
     assert alarm is not None
     assert (alarm.kind, alarm.interrupt_id) == ("alarm", None)
     await notices.mark_sent(conn, alarm)

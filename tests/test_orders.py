@@ -11,7 +11,7 @@ import contextlib
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, LiteralString
 
 import psycopg
 import pytest
@@ -33,7 +33,7 @@ from flow.approvals import decide, expire_overdue
 from flow.database import Connection, Role, connect
 from flow.drive import Graph, drive
 from flow.errors import DriveFailed, FlowError, ThreadExists
-from flow.model import OVER, Notice, Verdict, VerdictName
+from flow.model import OVER, Approval, Notice, Payment, Thread, Verdict, VerdictName
 from tests.chance import seeded
 from tests.orders import POLICY_BY_AMOUNT, STALE, TIERS, Asked, Expiry, Filed, Happened, Vote, outcomes
 from tests.people import ALICE, ANN, BOB, CAROL, EVE, start_claim
@@ -47,6 +47,9 @@ _VERDICTS: tuple[VerdictName, ...] = ("approve", "reject")
 _OF_A_DRIVE, _OF_A_VOTE = 50, 20
 # Of a drive that finds nothing to do, and of one that leaves its thread to a person.
 _OF_A_LOOK, _OF_GIVING_UP = 24, 18
+
+# Alarms have a lane of their own; they are of the moment, and nothing has to agree with them later.
+_UNSENT: LiteralString = "SELECT * FROM notices WHERE status <> 'sent' AND kind <> 'alarm'"
 
 # How a delivery can end.
 _Delivered = Literal["sent", "unheard", "later", "failed", "dies before", "dies after"]
@@ -89,7 +92,8 @@ class World:
         """No row is left of an earlier story, and no number of it comes again."""
         self.stories += 1
         await self.sessions["watch"].execute(
-            "DELETE FROM notices; DELETE FROM payments; DELETE FROM decisions; DELETE FROM approvals;"
+            "DELETE FROM events; DELETE FROM links; DELETE FROM notices; DELETE FROM payments;"
+            " DELETE FROM decisions; DELETE FROM approvals;"
             " DELETE FROM threads; DELETE FROM checkpoints; DELETE FROM checkpoint_blobs;"
             " DELETE FROM checkpoint_writes",
             prepare=False,
@@ -119,7 +123,7 @@ class Orders(RuleBasedStateMachine):
     @initialize(amount=st.sampled_from([*TIERS][1:]), requested_by=requesters)
     def begin(self, amount: str, requested_by: str) -> None:
         """A small claim that is due, and a larger one that waits."""
-        self._file(0, next(iter(TIERS)), ANN.key)
+        self._file(0, "20.00", ANN.key)
         self._file(1, amount, requested_by)
         assert self._run(self._drive(self._thread(1).thread_id)(self._world.sessions["one"])) == "waiting"
         self._run(self._hold_against_the_rows())
@@ -210,12 +214,16 @@ class Orders(RuleBasedStateMachine):
     def twenty_drives_died(self, place: int) -> None:
         self._run(self._use_up(self._payable()[place % len(self._payable())]))
 
-    @rule(slot=slots)
-    def a_request_is_forged(self, slot: int) -> None:
-        filed = self._thread(slot)
-        if filed.asked:
-            filed.forged, filed.sound = True, False
-            self._run(self._watch.execute("UPDATE approvals SET tier = '?' WHERE thread_id = %s", (filed.thread_id,)))
+    @precondition(lambda self: self._pending())
+    @rule(place=places)
+    def a_forged_request_is_approved(self, place: int) -> None:
+        """It is driven at once, and is not paid: what was approved is not what was asked for."""
+        filed = self._pending()[place % len(self._pending())]
+        filed.forged, filed.sound = True, False
+        self._run(self._watch.execute("UPDATE approvals SET tier = '?' WHERE thread_id = %s", (filed.thread_id,)))
+        self._cast(self._vote([*reversed(self._asked)].index(filed.asked[-1]), "ann", "approve"))
+        self._run(self._drive(filed.thread_id)(self._world.sessions["one"]))
+        self._run(self._hold_against_the_rows())
 
     @precondition(lambda self: any(filed.forged for filed in self._filed.values()))
     @rule(slot=slots)
@@ -530,17 +538,11 @@ class Orders(RuleBasedStateMachine):
     # Inside: deliveries
 
     async def _begin_delivery(self, lane: notices.Lane) -> bool:
-        while (notice := await notices.lease(self._door, lane)) and notice.interrupt_id is None:
-            # An alarm is of the moment, and nothing has to agree with it later.
-            await notices.mark_sent(self._door, notice)
+        notice = await notices.lease(self._door, lane)
         if notice is None:
             return False
         approval, thread, payment = await _facts(self._door, notice)
-        text = (
-            blocks.reply(approval, thread, payment)
-            if notice.kind == "reply"
-            else str(blocks.card(approval, thread, payment))
-        )
+        text = blocks.reply(approval, thread, payment) if notice.kind == "reply" else _card(approval, thread, payment)
         self._sending.append((notice, text))
         return True
 
@@ -673,23 +675,29 @@ class Orders(RuleBasedStateMachine):
         assert rows == [{"thread_id": key, "amount": self._filed[key].amount} for key in expected]
 
     async def _assert_what_is_shown_is_true(self) -> None:
-        """What is due is about to change, and is shown when it has."""
-        assert await all_rows(self._watch, "SELECT * FROM notices WHERE status <> 'sent'") == []
+        """A thread that is due and has paid is about to say so; everything else is said."""
+        assert await all_rows(self._watch, _UNSENT) == []
         rows = await all_rows(
             self._watch,
             "SELECT id, kind, interrupt_id, thread_id, version FROM notices JOIN threads USING (thread_id)"
-            " WHERE threads.due_at IS NULL AND kind <> 'alarm'",
+            " WHERE kind <> 'alarm' AND"
+            " (threads.due_at IS NULL OR NOT EXISTS (SELECT FROM payments WHERE thread_id = threads.thread_id))",
         )
         for row in rows:
             approval, thread, payment = await _facts(self._watch, Notice(**row, attempt=0, ambiguous=False))
             if row["kind"] == "card":
-                assert self._cards[row["interrupt_id"]] == str(blocks.card(approval, thread, payment))
-            elif row["interrupt_id"] == self._filed[row["thread_id"]].asked[-1]:
-                # Below an older card stands what was true before the newest was asked for.
+                assert self._cards[row["interrupt_id"]] == _card(approval, thread, payment)
+            elif thread.over and row["interrupt_id"] == self._filed[row["thread_id"]].asked[-1]:
+                # Below an older card, or before the end, stands what was true when it was said.
                 assert blocks.reply(approval, thread, payment) in self._replies[row["interrupt_id"]]
         query = "SELECT interrupt_id FROM notices WHERE kind <> 'alarm'"
         shown = {row["interrupt_id"] for row in await all_rows(self._watch, query)}
         assert shown == set(self._asked)
+
+
+def _card(approval: Approval, thread: Thread, payment: Payment | None) -> str:
+    """What the card says, but for the deadline: here time passes by moving that."""
+    return str(blocks.card(replace(approval, expires_at=None), thread, payment))
 
 
 def _casting(vote: Vote) -> Work:

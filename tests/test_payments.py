@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,34 @@ async def test_a_service_that_forgets_is_asked_what_became_of_it(
     assert await pay(conn, graph, provider) == "over"
     assert (len(bank.keys), len(bank.paid)) == (asked, 1)
     assert (await payment_of(conn)).reference == "B-1"
+
+
+async def test_a_payment_that_was_begun_with_another_provider_is_left_to_a_person(
+    conn: Connection, graph: Graph, bank: Bank
+) -> None:
+    bank.faults.append("lost")
+    with pytest.raises(DriveFailed):
+        await pay(conn, graph, provider_at(bank))
+    assert await pay(conn, graph, replace(provider_at(bank), name="other")) == "stuck"
+    payment = await payment_of(conn)
+    assert (payment.status, await status_of(conn)) == ("unknown", "unknown")
+    assert "begun with the provider http" in str(payment.reason)
+    assert len(bank.keys) == 1
+
+
+async def test_a_payment_that_may_have_been_made_is_unknown_whatever_fails_last(
+    conn: Connection, graph: Graph, bank: Bank
+) -> None:
+    bank.faults.append("lost")
+    with pytest.raises(DriveFailed):
+        await pay(conn, graph, provider_at(bank))
+    await conn.execute("UPDATE threads SET attempts = %s", (threads.MAX_ATTEMPTS - 1,))
+    bank.faults.append(401)
+    assert await pay(conn, graph, provider_at(bank)) == "stuck"
+    assert (await status_of(conn), (await payment_of(conn)).status) == ("unknown", "unknown")
+    # And stays so when somebody looks once more.
+    assert await pay(conn, graph, provider_at(bank)) == "stuck"
+    assert await status_of(conn) == "unknown"
 
 
 async def test_a_key_that_may_be_forgotten_soon_is_not_used_again(conn: Connection, graph: Graph, bank: Bank) -> None:

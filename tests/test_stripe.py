@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from stripe import StripeClient
@@ -16,7 +17,7 @@ from flow.database import Connection
 from flow.drive import Graph, Outcome, drive
 from flow.errors import DriveFailed
 from flow.model import Payment
-from flow.providers import CannotLookUp, Order, PaymentRefused
+from flow.providers import CannotLookUp, Order, PaymentRefused, PaymentUnsent
 from flow.stripe_provider import StripeProvider, minor_units
 from tests import node
 from tests.command import Terminal
@@ -114,6 +115,29 @@ async def test_a_payment_that_takes_its_time_is_asked_for_until_it_is_settled(
     assert (await payment_of(conn)).status == status
 
 
+async def test_a_payment_that_succeeds_while_it_is_cancelled_is_paid(stripe: Stripe) -> None:
+    stripe.faults["confirm"].append("requires_action")
+    provider = provider_at(stripe.url)
+    cancelled = stripe._do
+
+    def succeed_first(step: Step, asked: dict[str, str], intent_id: str, fault: object) -> tuple[int, dict[str, Any]]:
+        if step == "cancel":
+            stripe.intents[intent_id]["status"] = "succeeded"
+        return cancelled(step, asked, intent_id, fault)
+
+    stripe._do = succeed_first  # type: ignore[method-assign]
+    assert await provider.pay(ORDER) == "pi_1"
+
+
+async def test_what_fails_after_the_confirmation_leaves_it_open(conn: Connection, graph: Graph, stripe: Stripe) -> None:
+    stripe.faults["confirm"].append("processing")
+    stripe.faults["retrieve"].append(401)
+    with pytest.raises(DriveFailed, match="PaymentUnanswered"):
+        await pay(conn, graph, stripe)
+    # It was asked: that must not be forgotten.
+    assert (await payment_of(conn)).attempts == 1
+
+
 async def test_a_payment_confirmed_by_hand_is_paid(conn: Connection, graph: Graph, stripe: Stripe) -> None:
     stripe.faults["confirm"].append("dropped")
     with pytest.raises(DriveFailed, match="PaymentUnanswered"):
@@ -185,7 +209,8 @@ async def test_the_shapes_are_stripes() -> None:
         assert (paid.status, paid.amount, paid.currency) == ("succeeded", 25_000, "usd")
         assert paid.metadata is not None
         assert (paid.metadata["thread"], paid.metadata["key"]) == ("t1", ORDER.key)
-        with pytest.raises(PaymentRefused, match="No such customer"):
+        # A wrong setting is no refusal of the claim.
+        with pytest.raises(PaymentUnsent, match=r"STRIPE_CUSTOMER: .*No such customer"):
             await provider_at(url).pay(ORDER)
 
 
