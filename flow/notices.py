@@ -124,18 +124,25 @@ async def mark_sent(conn: Connection, notice: Notice) -> None:
     )
     # What changed meanwhile is due now.
     await ring(conn)
-    if ours.rowcount == 0 and notice.kind == "card" and notice.interrupt_id is not None:
-        # Another deliverer was faster, and our older text may have landed after its newer one: show it once more.
+    if ours.rowcount == 0:
+        await _show_once_more(conn, notice)
+
+
+async def _show_once_more(conn: Connection, notice: Notice) -> None:
+    """Another deliverer was faster, and our older text may have landed after its newer one."""
+    if notice.kind == "card" and notice.interrupt_id is not None:
         await change_card(conn, notice.interrupt_id)
 
 
 async def mark_later(conn: Connection, notice: Notice, *, wait_s: float, error: str, ambiguous: bool) -> None:
     """Not delivered, or perhaps delivered (`ambiguous`): try again after `wait_s`."""
-    await conn.execute(
+    ours = await conn.execute(
         "UPDATE notices SET status = 'pending', due_at = clock_timestamp() + %s * interval '1 second', error = %s,"
         " ambiguous = ambiguous OR %s WHERE id = %s AND attempt = %s AND status = 'sending'",
         (wait_s, error, ambiguous, notice.id, notice.attempt),
     )
+    if ours.rowcount == 0 and ambiguous:
+        await _show_once_more(conn, notice)
 
 
 async def mark_failed(conn: Connection, notice: Notice, error: str) -> None:

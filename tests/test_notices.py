@@ -197,7 +197,7 @@ async def test_a_late_deliverers_failure_changes_nothing(conn: Connection) -> No
     fast = await leased(conn)
     before = await notice(conn)
     await notices.mark_failed(conn, late, "channel_not_found")
-    await notices.mark_later(conn, late, wait_s=0, error="timeout", ambiguous=True)
+    await notices.mark_later(conn, late, wait_s=0, error="timeout", ambiguous=False)
     assert await notice(conn) == before
     await notices.mark_sent(conn, fast)
     assert (await notice(conn))["status"] == "sent"
@@ -221,6 +221,19 @@ async def test_a_notice_that_is_put_off_remembers_whether_it_may_have_been_sent(
     await ask(conn)
     await notices.mark_later(conn, await leased(conn), wait_s=0, error="timeout", ambiguous=ambiguous)
     assert (await leased(conn)).ambiguous is ambiguous
+
+
+async def test_a_late_change_without_an_answer_is_shown_once_more(conn: Connection) -> None:
+    interrupt_id = await ask(conn)
+    await notices.mark_sent(conn, await leased(conn))
+    await notices.change_card(conn, interrupt_id)
+    slow = await leased(conn)
+    await run_out(conn)
+    await notices.mark_sent(conn, await leased(conn))
+    # The first one's update may have landed last.
+    await notices.mark_later(conn, slow, wait_s=5, error="timeout", ambiguous=True)
+    row = await notice(conn)
+    assert (row["status"], row["due"]) == ("pending", True)
 
 
 async def test_a_refused_notice_waits_for_somebody_to_mend_the_cause(conn: Connection) -> None:
