@@ -17,6 +17,7 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from bot import shapes
+from bot.limits import Limit, caller_of
 from bot.pool import Pool, on_pool
 from bot.problems import Problem, answer_problems, problem_of
 from bot.webhooks import Endpoint, is_webhook, sender_of
@@ -31,6 +32,9 @@ from flow.tokens import Scope, Token, token_of
 
 # The largest claim has 10,000 characters of note.
 LARGEST_BODY = 1 << 16
+
+# A minute. Whoever has a token or a secret is never kept out by those who guess.
+_MOST_REFUSED, _MOST_DECISIONS = 60, 1200
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -68,25 +72,45 @@ class Call:
     sender: tuple[Endpoint, str] | None
 
 
-def build_api(pool: Pool, endpoints: tuple[Endpoint, ...]) -> web.Application:
-    """The application below /api."""
+def build_api(
+    pool: Pool,
+    endpoints: tuple[Endpoint, ...],
+    *,
+    most_refused: int = _MOST_REFUSED,
+    most_decisions: int = _MOST_DECISIONS,
+) -> web.Application:
+    """The application below /api. `most_refused`: of an address, a minute. `most_decisions`: of a token or sender."""
     app = web.Application(middlewares=[answer_problems])
+    limits = _Limits(refused=Limit(most_refused), decisions=Limit(most_decisions))
     for route in ROUTES:
-        app.router.add_route(route.method, route.path, _handler_of(route, pool, endpoints))
+        app.router.add_route(route.method, route.path, _handler_of(route, pool, endpoints, limits))
     return app
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Limits:
+    refused: Limit
+    decisions: Limit
+
+
 def _handler_of(
-    route: Route, pool: Pool, endpoints: tuple[Endpoint, ...]
+    route: Route, pool: Pool, endpoints: tuple[Endpoint, ...], limits: _Limits
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def handle(request: web.Request) -> web.StreamResponse:
         # Who it is comes first: a stranger learns nothing from how his request is malformed.
-        if route.signed and is_webhook(request.headers):
-            raw, token = await _read(request), None
-            sender = sender_of(endpoints, request.headers, raw)
-        else:
-            token, sender = await _token_of(request, pool, route.scope), None
-            raw = await _read(request)
+        try:
+            if route.signed and is_webhook(request.headers):
+                raw, token = await _read(request), None
+                sender = sender_of(endpoints, request.headers, raw)
+            else:
+                token, sender = await _token_of(request, pool, route.scope), None
+                raw = await _read(request)
+        except Problem as exc:
+            if exc.status == 401:
+                _count(limits.refused, caller_of(request))
+            raise
+        if route.scope == "decide":
+            _count(limits.decisions, token.key if token else sender[0].name if sender else "")
         call = Call(
             pool=pool,
             request=request,
@@ -102,6 +126,11 @@ def _handler_of(
         return web.json_response(answer.body, status=answer.status, headers=headers, content_type=kind)
 
     return handle
+
+
+def _count(limit: Limit, caller: str) -> None:
+    if (wait_s := limit.take(caller)) is not None:
+        raise Problem(429, f"too many requests: ask again in {wait_s} s", headers={"Retry-After": str(wait_s)})
 
 
 # Who it is

@@ -291,6 +291,25 @@ async def test_a_revoked_token_is_refused_from_now_on(robot: Program, conn: Conn
     assert is_problem(await robot.get("/api/threads"), 401)
 
 
+async def test_whoever_guesses_is_slowed_down_and_nobody_else(database_url: str, conn: Connection) -> None:
+    secret = await token(conn)
+    async with api_in_process(database_url, most_refused=3) as url, Program(url) as stranger:
+        statuses = [(await stranger.get("/api/threads")).status for _ in range(4)]
+        assert statuses == [401, 401, 401, 429]
+        refused = await stranger.get("/api/threads")
+        assert is_problem(refused, 429, "ask again in")
+        assert 0 < int(refused.headers["Retry-After"]) <= 60
+        async with Program(url, secret) as robot:
+            assert (await robot.get("/api/threads")).status == 200
+
+
+async def test_one_token_decides_so_often_and_no_more(database_url: str, conn: Connection) -> None:
+    path = f"/api/approvals/{await ask(conn, tier=ROBOTS)}/decision"
+    async with api_in_process(database_url, most_decisions=2) as url, Program(url, await token(conn)) as robot:
+        answers = [(await robot.post(path, {"decision": "reject"})).status for _ in range(3)]
+        assert answers == [200, 200, 429]
+
+
 async def test_only_a_tokens_hash_is_kept(conn: Connection) -> None:
     secret = await token(conn)
     row = await value(conn, "SELECT row_to_json(t)::text FROM api_tokens t")

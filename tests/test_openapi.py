@@ -36,7 +36,7 @@ async def test_nothing_that_is_sent_breaks_the_api_or_its_description(
         await drive(conn, f"t{number}", graph=graph, policy=policy)
     secret = await token(conn)
     (tmp_path / "schemathesis.toml").write_text(_CONFIG)
-    async with api_in_process(database_url) as url:
+    async with api_in_process(database_url, most_refused=100_000, most_decisions=100_000) as url:
         examiner = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"),
             *("--checks", "all", "--max-examples", "50", "--header", f"Authorization: Bearer {secret}"),
