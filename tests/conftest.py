@@ -27,8 +27,25 @@ from flow.drive import Graph, compile_graph, ensure_checkpoint_tables
 from flow.settings import Settings
 from tests.folders import server_folder
 
+# These take minutes: what is begun last keeps one worker busy while the others have nothing to do.
+_LONG = (
+    "test_restarts.py",
+    "test_boundaries_drive.py",
+    "test_boundaries_start.py",
+    "test_boundaries_deliver.py",
+    "test_boundaries_click.py",
+    "test_kills.py",
+    "test_orders.py",
+    "test_fifty_cards.py",
+)
+
 # Also what would send a test's data to an outside service.
 _FOREIGN_PREFIXES = ("SLACK_", "LANGSMITH_", "LANGCHAIN_", "LANGGRAPH_", "LANGFUSE_", "OPENAI_", "OPENROUTER_", "OTEL_")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long files first, in this order; the rest as it was."""
+    items.sort(key=lambda item: _LONG.index(item.path.name) if item.path.name in _LONG else len(_LONG))
 
 
 @pytest.fixture(autouse=True)

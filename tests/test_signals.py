@@ -20,6 +20,7 @@ from flow.database import Connection, connect, ring
 from tests.chance import seeded
 from tests.command import ROOT, Terminal
 from tests.drives import assert_each_paid_once, assert_never_two_drivers, until_settled
+from tests.local_slack import free_port
 from tests.people import start_claim
 from tests.pg_proxy import FaultingProxy, Trap
 from tests.postgres import PostgresServer
@@ -101,7 +102,7 @@ async def test_a_bot_that_stands_still_answers_nobody_and_doubles_nothing_when_i
 async def test_a_bot_that_stands_still_in_the_midst_of_a_decision_keeps_another_bot_from_it_for_ten_seconds_at_most(
     town: Town, conn: Connection, database_url: str
 ) -> None:
-    other_port = str(town.port + 1) if town.port < 65_535 else str(town.port - 1)
+    other_port = str(free_port())
     async with (
         FaultingProxy(database_url) as proxy,
         town.worker(conn),
