@@ -6,6 +6,7 @@ is also what the OpenAPI document is made from.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,7 +24,7 @@ from bot.problems import Problem, answer_problems, problem_of
 from bot.webhooks import Endpoint, is_webhook, sender_of
 from flow import approvals, inputs, payments, threads
 from flow.database import Connection
-from flow.errors import BadInput, FlowError, KeyReused, NotAllowed
+from flow.errors import BadInput, FlowError, KeyReused, NotAllowed, ThreadExists
 from flow.events import events_after
 from flow.model import CLAIM_FLOW, CLAIM_FLOW_VERSION, Approval, Decision, Event, Payment, Person, Verdict
 from flow.receipts import Answer, answer_once
@@ -32,6 +33,7 @@ from flow.tokens import Scope, Token, token_of
 
 # The largest claim has 10,000 characters of note.
 LARGEST_BODY = 1 << 16
+_READ_TIMEOUT_S = 10.0
 
 # A minute. Whoever has a token or a secret is never kept out by those who guess.
 _MOST_REFUSED, _MOST_DECISIONS = 60, 1200
@@ -156,10 +158,11 @@ _BEARER = {"WWW-Authenticate": "Bearer"}
 
 async def _read(request: web.Request) -> bytes:
     read = b""
-    async for chunk in request.content.iter_any():
-        read += chunk
-        if len(read) > LARGEST_BODY:
-            raise Problem(413, f"at most {LARGEST_BODY} bytes are taken")
+    async with asyncio.timeout(_READ_TIMEOUT_S):
+        async for chunk in request.content.iter_any():
+            read += chunk
+            if len(read) > LARGEST_BODY:
+                raise Problem(413, f"at most {LARGEST_BODY} bytes are taken")
     return read
 
 
@@ -213,6 +216,8 @@ async def start_thread(call: Call) -> Answer:
                 input=claim.as_input(),
                 requested_by=requested_by,
             )
+            if thread.requested_by != requested_by:
+                raise Problem(409, f"thread {asked.thread} was started before by somebody else")
             [story] = await stories_of(conn, [thread])
             return Answer(status=200 if before else 201, body=story.as_json())
 
@@ -222,6 +227,10 @@ async def start_thread(call: Call) -> Answer:
 
     try:
         return await on_pool(call.pool, start)
+    except ThreadExists as exc:
+        if "read" in token.scopes:
+            raise
+        raise Problem(409, f"thread {asked.thread} was started before with another input") from exc
     except KeyReused as exc:
         raise Problem(422, "this Idempotency-Key came with another request before") from exc
 
@@ -291,8 +300,13 @@ async def decide(call: Call) -> Answer:
     interrupt_id = inputs.parse_interrupt_id(call.request.match_info["interrupt_id"])
     asked: shapes.NewDecision = call.body
     door = "webhook" if call.sender else "api"
+    if asked.interrupt_id not in (None, interrupt_id):
+        raise Problem(422, "the body decides another approval than the path")
     verdict = Verdict(
-        verdict=asked.decision, door=door, reason=inputs.parse_text("reason", asked.reason, inputs.MAX_NOTE)
+        verdict=asked.decision,
+        door=door,
+        reason=inputs.parse_text("reason", asked.reason, inputs.MAX_NOTE),
+        request_hash=asked.request_hash,
     )
     if call.sender is None:
         assert call.token is not None

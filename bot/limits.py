@@ -44,7 +44,8 @@ def caller_of(request: web.Request) -> str:
     Whoever can pretend to be our proxy gets around a limit, and around nothing else.
     """
     peer = request.remote or ""
-    hops = request.headers.get("X-Forwarded-For", "").split(",")
+    # Some proxies write a line of their own below what the caller sent.
+    hops = ",".join(request.headers.getall("X-Forwarded-For", [])).split(",")
     return hops[-1].strip()[:64] or peer if _is_near(peer) else peer
 
 

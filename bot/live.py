@@ -7,6 +7,7 @@ https://html.spec.whatwg.org/multipage/server-sent-events.html
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 from collections.abc import Awaitable, Callable
 
@@ -28,6 +29,8 @@ class Live:
         # How often it has rung: whoever knows the number misses nothing while they are busy.
         self.rung = 0
         self.closing = False
+        # Open streams of each session.
+        self.streams: collections.Counter[str] = collections.Counter()
 
     async def run(self, url: str) -> None:
         """Listen until cancelled."""

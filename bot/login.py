@@ -69,6 +69,8 @@ class _Login:
 
     async def sign_out(self, request: web.Request) -> web.Response:
         """The session is over in the database: a copy of the cookie is worth nothing."""
+        # Also without a session: the answer takes the cookie away.
+        self._site.check_origin(request)
         session = await self._site.session(request)
         answer = see_other("/login")
         if session is not None:

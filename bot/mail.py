@@ -116,7 +116,7 @@ class Mailer:
             return None
         try:
             await self._send(message_of(mail, sender=self._sender, url=self._url, step_up_over=self._step_up_over))
-        except (aiosmtplib.SMTPException, TimeoutError, OSError) as exc:
+        except (aiosmtplib.SMTPException, TimeoutError, OSError, ValueError) as exc:
             await self._failed(conn, mail, exc)
             return False
         await mails.mark_mailed(conn, mail)

@@ -6,6 +6,7 @@ What somebody may see is `flow.inbox`'s business, what they may decide the polic
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
@@ -40,6 +41,8 @@ PAGE = 50
 _ONE = "/approvals/{interrupt_id:[0-9a-f]{32}}"
 _VIEWS: dict[str, View] = {view: view for view in get_args(View)}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# Open pages of one session that hear of changes.
+_MOST_STREAMS = 10
 
 
 def inbox_routes(site: Site, live: Live) -> list[web.RouteDef]:
@@ -206,7 +209,15 @@ class _Inbox:
                 # It cannot be told, so the stream ends; the page asks for another.
                 return False
 
-        return await stream(request, self._live, holds)
+        if self._live.streams[session.token] >= _MOST_STREAMS:
+            return web.Response(status=429)
+        self._live.streams[session.token] += 1
+        try:
+            return await stream(request, self._live, holds)
+        finally:
+            self._live.streams[session.token] -= 1
+            # Zeros would stay for ever.
+            self._live.streams += collections.Counter()
 
     # What the handlers share
 

@@ -15,6 +15,7 @@ T = TypeVar("T")
 # The same rules as flow.inputs, which has the last word.
 ThreadId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}$")]
 InterruptId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+RequestHash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Amount = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,15}(\.[0-9]{1,4})?$")]
 Currency = Annotated[str, StringConstraints(pattern=r"^[A-Z]{3}$")]
 
@@ -59,6 +60,10 @@ class NewDecision(_Request):
         description="Signed: which of the endpoint's people decided. With a token: nothing, or the token itself.",
     )
     reason: str = Field(default="", max_length=MAX_NOTE)
+    interrupt_id: InterruptId | None = Field(
+        default=None, description="What is decided, once more: a signature covers the body and not the path."
+    )
+    request_hash: RequestHash | None = Field(default=None, description="Of the request as the approver was shown it.")
 
 
 class _Query(BaseModel):

@@ -6,6 +6,7 @@ its Origin is ours. GET and HEAD change nothing.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
@@ -16,6 +17,7 @@ from datetime import datetime
 from decimal import Decimal
 from importlib import resources
 from typing import Any, Literal
+from urllib.parse import parse_qsl
 
 from aiohttp import web
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -53,6 +55,9 @@ _DECISIONS_A_MINUTE = 60
 
 # The largest form has a reason of 10,000 characters, each of which may need twelve when it is encoded.
 _LARGEST_FORM = 1 << 17
+_FORM_TIMEOUT_S = 10.0
+# The inbox sends a handful, and one for each request of a page when many are approved.
+_MOST_FIELDS = 1000
 
 
 class SignInFirst(Exception):
@@ -183,13 +188,7 @@ class Site:
         self.check_origin(request)
         if request.content_type != "application/x-www-form-urlencoded":
             raise Refused(415, "Not understood", "Only forms are taken here.")
-        if (request.content_length or 0) > _LARGEST_FORM:
-            raise Refused(413, "Too large", f"At most {_LARGEST_FORM} bytes are taken.")
-        try:
-            given = await request.post()
-        except ValueError as exc:
-            raise Refused(400, "Not understood", "The form is not as it was sent from here.") from exc
-        form = Form({name: [str(value) for value in given.getall(name)] for name in given})
+        form = Form(_fields(await _body(request)))
         if not _same(form.one("form_token"), self.form_token(holder)):
             raise Refused(403, "Nothing was done", "The page was out of date. Go back, reload it, and try again.")
         return form
@@ -226,6 +225,29 @@ class Site:
         if wait_s is not None:
             text = f"That was too often. Try again in {wait_s} seconds."
             raise Refused(429, "Too many requests", text, retry_after_s=wait_s)
+
+
+async def _body(request: web.Request) -> bytes:
+    """What was sent, however: a length may be missing, and the rest may never come."""
+    read = b""
+    async with asyncio.timeout(_FORM_TIMEOUT_S):
+        async for chunk in request.content.iter_any():
+            read += chunk
+            if len(read) > _LARGEST_FORM:
+                raise Refused(413, "Too large", f"At most {_LARGEST_FORM} bytes are taken.")
+    return read
+
+
+def _fields(raw: bytes) -> dict[str, list[str]]:
+    """The fields of a form, in our own encoding, whatever the sender calls it: some take minutes to decode."""
+    fields: dict[str, list[str]] = {}
+    try:
+        pairs = parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS)
+    except ValueError as exc:
+        raise Refused(400, "Not understood", "The form is not as it was sent from here.") from exc
+    for name, value in pairs:
+        fields.setdefault(name, []).append(value)
+    return fields
 
 
 def see_other(path: str) -> web.Response:

@@ -188,7 +188,7 @@ class _Lane:
                 # What it still has to say is not waited for.
                 response.close()
                 return answer
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, ArithmeticError) as exc:
             return Answer(status=None, text=f"{type(exc).__name__}: {exc}")
 
 
@@ -289,9 +289,9 @@ def _retry_after_s(given: str | None) -> float | None:
         return min(float(given), _LONGEST_PATIENCE_S)
     try:
         at = email.utils.parsedate_to_datetime(given)
-    except ValueError:
+        wait_s = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - time.time()
+    except (ValueError, OverflowError):
         return None
-    wait_s = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - time.time()
     return min(max(wait_s, 0.0), _LONGEST_PATIENCE_S)
 
 

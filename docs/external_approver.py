@@ -22,12 +22,14 @@ async def receive(request: web.Request) -> web.Response:
     claim = event["data"]
     if event["type"] == "approval.requested" and claim["currency"] == "USD" and Decimal(claim["amount"]) <= 500:
         # If that fails, so does this: the event comes again, and the decision under the same id. Twice is once.
-        await approve(claim["interrupt_id"])
+        await approve(claim["interrupt_id"], claim["request_hash"])
     return web.Response(status=204)
 
 
-async def approve(interrupt_id: str) -> None:
-    body = json.dumps({"decision": "approve", "approver": "carol", "reason": "up to 500 USD"})
+async def approve(interrupt_id: str, request_hash: str) -> None:
+    # The signature covers the body alone: it says what is decided.
+    what = {"interrupt_id": interrupt_id, "request_hash": request_hash}
+    body = json.dumps({"decision": "approve", "approver": "carol", "reason": "up to 500 USD"} | what)
     sent_id, now = f"approve_{interrupt_id}", datetime.now(UTC)
     headers = {
         "content-type": "application/json",

@@ -236,6 +236,30 @@ async def test_a_token_does_not_decide_what_it_filed(robot: Program, conn: Conne
     assert is_problem(masked, 403, "in its own name only")
 
 
+async def test_a_token_that_only_files_learns_nothing_of_others_claims(
+    robot: Program, url: str, conn: Connection
+) -> None:
+    await robot.post("/api/threads", NEW)
+    async with Program(url, await token(conn, "hr", ("start",))) as hr:
+        other = await hr.post("/api/threads", NEW | {"amount": "1"})
+        assert is_problem(other, 409, "thread t1 was started before")
+        assert "250" not in str(other.body) and "ACME" not in str(other.body)
+        # Nor can it take over a claim in another's name.
+        same = await hr.post("/api/threads", NEW | {"requested_by": "U02BOB"})
+        assert is_problem(same, 409, "by somebody else")
+
+
+async def test_what_is_decided_may_be_said_once_more_and_must_agree(robot: Program, conn: Connection) -> None:
+    interrupt_id = await ask(conn, tier=ROBOTS)
+    path = f"/api/approvals/{interrupt_id}/decision"
+    digest = await value(conn, "SELECT request_hash FROM approvals")
+    said = {"decision": "approve", "interrupt_id": interrupt_id, "request_hash": digest}
+    assert is_problem(await robot.post(path, said | {"interrupt_id": "0" * 32}), 422, "another approval")
+    assert is_problem(await robot.post(path, said | {"request_hash": "0" * 64}), 409, "has changed")
+    assert await all_rows(conn, "SELECT * FROM decisions") == []
+    assert (await robot.post(path, said)).status == 200
+
+
 async def test_a_token_that_only_files_may_say_who_asks(url: str, conn: Connection) -> None:
     async with Program(url, await token(conn, "hr", ("start",))) as hr:
         made = await hr.post("/api/threads", NEW | {"requested_by": "U02BOB"})

@@ -294,6 +294,51 @@ async def test_a_decision_that_is_not_whole_is_refused(
     assert await decisions(conn) == []
 
 
+@pytest.mark.parametrize("charset", ["punycode", "hex", "unicode_escape", "utf-16"])
+async def test_a_form_in_an_encoding_of_the_senders_choice_is_read_in_ours(
+    visit: Any, conn: Connection, charset: str
+) -> None:
+    """Some take minutes to decode, and some are no encoding of text at all."""
+    interrupt_id = await ask(conn)
+    alice = await visit(ALICE)
+    form = (await alice.get(path_of(interrupt_id))).form("Approve")
+    kind = {"Content-Type": f"application/x-www-form-urlencoded; charset={charset}"}
+    answer = await alice.post(form.action, urlencode(form.fields | {"verdict": "approve"}), headers=kind)
+    assert answer.status == 303
+    assert len(await decisions(conn)) == 1
+
+
+async def test_a_form_without_a_length_may_not_be_longer_either(visit: Any, conn: Connection) -> None:
+    interrupt_id = await ask(conn)
+    alice = await visit(ALICE)
+    form = (await alice.get(path_of(interrupt_id))).form("Approve")
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(64):
+            yield b"x" * (1 << 16)
+
+    kind = {"Content-Type": "application/x-www-form-urlencoded"}
+    assert (await alice.post(form.action, chunks(), headers=kind)).status == 413
+
+
+async def test_no_other_site_signs_anybody_out(visit: Any) -> None:
+    # Its request brings no cookie, and the answer would take it away.
+    stranger = await visit(None)
+    answer = await stranger.post("/logout", {}, headers={"Origin": "https://evil.example"})
+    assert answer.status == 403
+    assert "Set-Cookie" not in answer.headers
+
+
+async def test_one_session_has_only_so_many_open_streams(visit: Any, site: Site, conn: Connection) -> None:
+    alice = await visit(ALICE)
+    cookie = "; ".join(f"{name}={value}" for name, value in alice.cookies.items())
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(aiohttp.ClientSession(headers={"Cookie": cookie}))
+        url = f"{site.url}/approvals/events"
+        opened = [await stack.enter_async_context(http.get(url)) for _ in range(11)]
+        assert [answer.status for answer in opened] == [200] * 10 + [429]
+
+
 async def test_a_page_without_a_referrer_may_send_its_form_if_the_browser_says_it_was_ours(
     visit: Any, conn: Connection
 ) -> None:

@@ -365,6 +365,8 @@ async def test_failures_that_came_together_do_not_return_together(
         ("\u0663\u0666".encode().decode("latin-1"), 5),
         ("9" * 400, 5),
         ("Mon, 99 Foo 99999 99:99:99 GMT", 5),
+        ("Mon, 01 Jan 99999999999999 00:00:00 GMT", 5),
+        ("Mon, 01 Jan 2026 00:00:00 +99999999999999", 5),
     ],
     ids=ascii,
 )
