@@ -6,7 +6,6 @@ is also what the OpenAPI document is made from.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,6 +17,7 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from bot import shapes
+from bot.bodies import read_at_most
 from bot.limits import Limit, caller_of
 from bot.pool import Pool, on_pool
 from bot.problems import Problem, answer_problems, problem_of
@@ -33,7 +33,6 @@ from flow.tokens import Scope, Token, token_of
 
 # The largest claim has 10,000 characters of note.
 LARGEST_BODY = 1 << 16
-_READ_TIMEOUT_S = 10.0
 
 # A minute. Whoever has a token or a secret is never kept out by those who guess.
 _MOST_REFUSED, _MOST_DECISIONS = 60, 1200
@@ -157,13 +156,10 @@ _BEARER = {"WWW-Authenticate": "Bearer"}
 
 
 async def _read(request: web.Request) -> bytes:
-    read = b""
-    async with asyncio.timeout(_READ_TIMEOUT_S):
-        async for chunk in request.content.iter_any():
-            read += chunk
-            if len(read) > LARGEST_BODY:
-                raise Problem(413, f"at most {LARGEST_BODY} bytes are taken")
-    return read
+    raw = await read_at_most(request, LARGEST_BODY)
+    if raw is None:
+        raise Problem(413, f"at most {LARGEST_BODY} bytes are taken")
+    return raw
 
 
 def _json(request: web.Request, raw: bytes) -> Any:

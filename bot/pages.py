@@ -16,7 +16,6 @@ from decimal import Decimal
 from typing import get_args
 from urllib.parse import urlencode
 
-import psycopg
 from aiohttp import web
 
 from bot.forms import Form, Refused, reason_of, verdict_of
@@ -26,7 +25,7 @@ from bot.shapes import ApprovalStatus
 from bot.site import Site, see_other
 from flow import inputs
 from flow.approvals import approval_of, check_person, decide
-from flow.database import Connection
+from flow.database import AWAY, Connection
 from flow.errors import FlowError, NotAllowed, UnknownApproval
 from flow.inbox import Search, View, count_mine, find, may_see
 from flow.model import Approval, Person, Thread, Verdict
@@ -205,7 +204,7 @@ class _Inbox:
         async def holds() -> bool:
             try:
                 return await on_pool(self._site.pool, lambda conn: session_of(conn, session.token)) is not None
-            except psycopg.OperationalError:
+            except AWAY:
                 # It cannot be told, so the stream ends; the page asks for another.
                 return False
 

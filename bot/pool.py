@@ -19,8 +19,6 @@ Pool = AsyncConnectionPool[Connection]
 _SIZE = 8
 # Slack shows an error after three seconds: a click that has to wait for a connection longer than this is lost anyway.
 _TIMEOUT_S = 2.0
-
-
 # The pool waits twice as long after each attempt that failed; after this the next request makes one of its own.
 _RECONNECT_TIMEOUT_S = 1.0
 

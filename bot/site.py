@@ -6,7 +6,6 @@ its Origin is ours. GET and HEAD change nothing.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import logging
@@ -22,6 +21,7 @@ from urllib.parse import parse_qsl
 from aiohttp import web
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from bot.bodies import read_at_most
 from bot.forms import Form, Refused
 from bot.limits import Limit, caller_of
 from bot.pool import Pool, on_pool
@@ -55,7 +55,6 @@ _DECISIONS_A_MINUTE = 60
 
 # The largest form has a reason of 10,000 characters, each of which may need twelve when it is encoded.
 _LARGEST_FORM = 1 << 17
-_FORM_TIMEOUT_S = 10.0
 # The inbox sends a handful, and one for each request of a page when many are approved.
 _MOST_FIELDS = 1000
 
@@ -188,7 +187,10 @@ class Site:
         self.check_origin(request)
         if request.content_type != "application/x-www-form-urlencoded":
             raise Refused(415, "Not understood", "Only forms are taken here.")
-        form = Form(_fields(await _body(request)))
+        raw = await read_at_most(request, _LARGEST_FORM)
+        if raw is None:
+            raise Refused(413, "Too large", f"At most {_LARGEST_FORM} bytes are taken.")
+        form = Form(_fields(raw))
         if not _same(form.one("form_token"), self.form_token(holder)):
             raise Refused(403, "Nothing was done", "The page was out of date. Go back, reload it, and try again.")
         return form
@@ -225,17 +227,6 @@ class Site:
         if wait_s is not None:
             text = f"That was too often. Try again in {wait_s} seconds."
             raise Refused(429, "Too many requests", text, retry_after_s=wait_s)
-
-
-async def _body(request: web.Request) -> bytes:
-    """What was sent, however: a length may be missing, and the rest may never come."""
-    read = b""
-    async with asyncio.timeout(_FORM_TIMEOUT_S):
-        async for chunk in request.content.iter_any():
-            read += chunk
-            if len(read) > _LARGEST_FORM:
-                raise Refused(413, "Too large", f"At most {_LARGEST_FORM} bytes are taken.")
-    return read
 
 
 def _fields(raw: bytes) -> dict[str, list[str]]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
-import secrets
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, get_args
 
 from flow.database import Connection
 from flow.errors import BadInput, TokenExists, UnknownToken
+from flow.sessions import digest_of, new_token
 
 Scope = Literal["read", "start", "decide"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
@@ -54,11 +53,11 @@ def parse_token_name(text: str) -> str:
 
 async def create_token(conn: Connection, name: str, scopes: tuple[Scope, ...], *, by: str) -> str:
     """Make a token; the secret is returned, once. Raises TokenExists; a revoked name is not given again either."""
-    secret = _PREFIX + secrets.token_urlsafe(32)
+    secret = _PREFIX + new_token()
     made = await conn.execute(
         "INSERT INTO api_tokens (name, token_sha256, scopes, created_by) VALUES (%s, %s, %s, %s)"
         " ON CONFLICT (name) DO NOTHING",
-        (name, _digest(secret), list(scopes), by),
+        (name, digest_of(secret), list(scopes), by),
     )
     if not made.rowcount:
         raise TokenExists(name)
@@ -68,7 +67,7 @@ async def create_token(conn: Connection, name: str, scopes: tuple[Scope, ...], *
 async def token_of(conn: Connection, secret: str) -> Token | None:
     """The token with this secret, unless it was revoked."""
     query = f"SELECT {_COLUMNS} FROM api_tokens WHERE token_sha256 = %s AND revoked_at IS NULL"
-    row = await (await conn.execute(query, (_digest(secret),))).fetchone()
+    row = await (await conn.execute(query, (digest_of(secret),))).fetchone()
     return Token(**row | {"scopes": tuple(row["scopes"])}) if row else None
 
 
@@ -85,8 +84,3 @@ async def revoke_token(conn: Connection, name: str) -> None:
     )
     if not found.rowcount:
         raise UnknownToken(name)
-
-
-def _digest(secret: str) -> bytes:
-    # It has 256 random bits, so a slow hash would protect nothing.
-    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,20 @@
+"""What a stranger sends, read with bounds: a length may be missing or wrong, and the rest may never come."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+_TIMEOUT_S = 10.0
+
+
+async def read_at_most(request: web.Request, most: int) -> bytes | None:
+    """The body; None if it has more than `most` bytes. Raises TimeoutError if it is not there in ten seconds."""
+    read = b""
+    async with asyncio.timeout(_TIMEOUT_S):
+        async for chunk in request.content.iter_any():
+            read += chunk
+            if len(read) > most:
+                return None
+    return read
