@@ -36,31 +36,53 @@ def cli() -> None:
 
 @cli.command()
 @_thread
-@click.option("--amount", required=True, metavar="N", help="What to pay, such as 250 or 250.00.")
-@click.option("--currency", default="USD", show_default=True, metavar="ISO", help="ISO 4217 code.")
-@click.option("--payee", default="", metavar="WHO", help="Who is paid.")
-@click.option("--note", default="", metavar="TEXT", help="What it is for.")
+@click.option("--amount", metavar="N", help="What to pay, such as 250 or 250.00.")
+@click.option("--currency", metavar="ISO", help="ISO 4217 code.  [default: USD]")
+@click.option("--payee", metavar="WHO", help="Who is paid.")
+@click.option("--note", metavar="TEXT", help="What it is for.")
 @click.option("--by", default="", metavar="WHO", help="Who asks, such as U01ALICE.  [default: cli:USER]")
+@click.option("--flow", "flow_name", metavar="NAME", help="Start this flow instead, with its --input.")
+@click.option("--input", "given", metavar="JSON", help="Its input, a JSON object; - reads it from stdin.")
 @_json
-def start(thread_id: str, amount: str, currency: str, payee: str, note: str, by: str, as_json: bool) -> None:
-    """File a claim and take it as far as it can go now."""
+def start(
+    thread_id: str,
+    amount: str | None,
+    currency: str | None,
+    payee: str | None,
+    note: str | None,
+    by: str,
+    flow_name: str | None,
+    given: str | None,
+    as_json: bool,
+) -> None:
+    """File a claim, or start another flow, and take it as far as it can go now."""
     from flow import inputs
+    from flow.model import CLAIM_FLOW
 
     inputs.parse_thread_id(thread_id)
-    claim = inputs.parse_claim(amount=amount, currency=currency, payee=payee, note=note)
     requested_by = inputs.parse_text("--by", by, inputs.MAX_NAME, lines=False) or _user()
+    said = {"amount": amount, "currency": currency, "payee": payee, "note": note}
+    fields = {name: value for name, value in said.items() if value is not None}
+    if given is not None and fields:
+        raise click.UsageError("say --input, or the fields of a claim, not both")
+    if flow_name in (None, CLAIM_FLOW) and given is None and amount is None:
+        raise click.UsageError("Missing option '--amount'.")
+    if flow_name not in (None, CLAIM_FLOW) and given is None:
+        raise click.UsageError(f"the flow {flow_name} wants its --input")
+    input = fields if given is None else inputs.parse_object(sys.stdin.read() if given == "-" else given)
 
     async def run(settings: Settings) -> None:
-        from flow.model import CLAIM_FLOW, CLAIM_FLOW_VERSION
+        from flow.starting import filed
         from flow.threads import insert_thread
 
+        new = filed(settings, flow_name or CLAIM_FLOW, input)
         async with _database(settings) as (url, conn):
             await insert_thread(
                 conn,
                 thread_id=thread_id,
-                flow=CLAIM_FLOW,
-                flow_version=CLAIM_FLOW_VERSION,
-                input=claim.as_input(),
+                flow=new.flow,
+                flow_version=new.flow_version,
+                input=new.input,
                 requested_by=requested_by,
             )
             await _advance_and_report(settings, url, conn, thread_id, as_json=as_json)
@@ -74,10 +96,18 @@ def start(thread_id: str, amount: str, currency: str, payee: str, note: str, by:
 @click.option("--reject", is_flag=True, help="End it unpaid.")
 @click.option("--interrupt", "interrupt_id", metavar="ID", help="Which request.  [default: the one that waits]")
 @click.option("--reason", default="", metavar="TEXT", help="Why; shown and stored.")
+@click.option("--answer", metavar="JSON", help="What else there is to say: an option, or what becomes of each action.")
 @click.option("--by", default="", metavar="WHO", help="A note of who decided; recorded beside your user name.")
 @_json
 def resume(
-    thread_id: str, approve: bool, reject: bool, interrupt_id: str | None, reason: str, by: str, as_json: bool
+    thread_id: str,
+    approve: bool,
+    reject: bool,
+    interrupt_id: str | None,
+    reason: str,
+    answer: str | None,
+    by: str,
+    as_json: bool,
 ) -> None:
     """Decide what a thread waits for, and take it as far as it can go now."""
     from flow import inputs
@@ -92,6 +122,7 @@ def resume(
         verdict="approve" if approve else "reject",
         door="cli",
         reason=inputs.parse_text("--reason", reason, inputs.MAX_NOTE),
+        answer=None if answer is None else inputs.parse_object(answer),
     )
     note = inputs.parse_text("--by", by, inputs.MAX_NAME, lines=False)
     # Whoever types here has the database anyway; --by changes what is shown, never who counts.
@@ -123,7 +154,7 @@ def retry(thread_id: str, as_json: bool) -> None:
 
         async with _database(settings) as (url, conn):
             thread = await thread_of(conn, thread_id)
-            if thread.due_at is None and thread.status != "stuck":
+            if thread.due_at is None and thread.status not in ("stuck", "unavailable"):
                 raise FlowError(f"thread {thread_id} is {thread.status}: there is nothing to try again")
             async with conn.transaction():
                 await wake(conn, thread_id)
@@ -633,6 +664,9 @@ async def _approval_to_decide(conn: Connection, thread_id: str, interrupt_id: st
             if approval.interrupt_id == interrupt_id:
                 return approval
         raise UnknownApproval(interrupt_id)
+    if len(story.pending) > 1:
+        which = ", ".join(each.interrupt_id for each in story.pending)
+        raise NothingToDecide(thread_id, f"it waits for {len(story.pending)}: say which with --interrupt ({which})")
     if story.approval is None:
         paid = f", reference {story.payment.reference}" if story.payment else ""
         raise NothingToDecide(thread_id, f"it is {story.thread.status}{paid}")
@@ -652,10 +686,10 @@ async def _advance_and_report(settings: Settings, url: str, conn: Connection, th
     else:
         click.echo(in_words(story))
     sys.stdout.flush()
-    has_news = story.approvals or thread.status in ("stuck", "unknown")
+    has_news = story.approvals or thread.status in ("stuck", "unknown", "unavailable")
     if has_news and not await is_present(conn, Lock.DELIVERER):
         await _deliver(settings, conn)
-    if thread.status in ("stuck", "failed", "unknown") or thread.put_off:
+    if thread.status in ("stuck", "failed", "unknown", "unavailable") or thread.put_off:
         raise FlowError(f"thread {thread_id} did not get through: {thread.reason}")
     if thread.due_at is not None:
         raise FlowError(f"thread {thread_id} is recorded, but nobody has driven it in time: look at the workers")

@@ -10,7 +10,7 @@ import asyncio
 
 import psycopg
 
-from flow.database import Connection, Lock, check_locks, connect, is_present, listen, wait_for_bell
+from flow.database import Connection, check_locks, connect, is_present, listen, wait_for_bell
 from flow.errors import DriveFailed
 from flow.model import Thread
 from flow.settings import Settings
@@ -31,7 +31,7 @@ async def advance(url: str, conn: Connection, thread_id: str, settings: Settings
         thread = await thread_of(conn, thread_id)
         if thread.due_at is None or thread.put_off or asyncio.get_running_loop().time() > deadline:
             return thread
-        if await is_present(conn, Lock.WORKER) or not await _drive_here(url, thread_id, settings):
+        if await is_present(conn, thread.flow_key) or not await _drive_here(url, thread_id, settings):
             # Somebody else drives it.
             await wait_for_bell(conn, timeout_s=_POLL_S)
 
@@ -39,7 +39,8 @@ async def advance(url: str, conn: Connection, thread_id: str, settings: Settings
 async def _drive_here(url: str, thread_id: str, settings: Settings) -> bool:
     """False if somebody else is driving it, or has taken over because we stood still for too long."""
     from flow.assess import adviser_of
-    from flow.drive import compile_graph, drive, ensure_checkpoint_tables
+    from flow.drive import drive, ensure_checkpoint_tables
+    from flow.flows import load_flows
     from flow.policy import policy_of
     from flow.providers import provider_of
 
@@ -50,7 +51,7 @@ async def _drive_here(url: str, thread_id: str, settings: Settings) -> bool:
             outcome = await drive(
                 own,
                 thread_id,
-                graph=compile_graph(),
+                flows=load_flows(settings.flow_modules),
                 policy=policy_of(settings),
                 adviser=adviser_of(settings),
                 provider=provider_of(settings),

@@ -20,6 +20,7 @@ from flow.errors import AlreadyDecided, ApprovalExpired, NotAllowed, StaleReques
 from flow.events import facts_of_approval, record_events
 from flow.model import Approval, Decision, EventType, Person, Thread, Verdict
 from flow.policy import Tier, is_requester, names_person
+from flow.questions import checked_answer, question_of
 
 _COLUMNS = sql.SQL(
     "interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers, required, status, requested_at,"
@@ -165,6 +166,7 @@ async def decide(conn: Connection, interrupt_id: str, person: Person, verdict: V
             _check_same(approval, verdict)
             return Decided(approval=approval, recorded=False)
         await _check_time(conn, approval)
+        verdict = replace(verdict, answer=_checked_answer(approval, person, verdict))
         decision = await _record(conn, approval, person, verdict)
         if decision is None:
             return Decided(approval=approval, recorded=False)
@@ -205,13 +207,23 @@ def check_person(approval: Approval, person: Person) -> None:
         raise NotAllowed(person.name, f"not on the list of approvers ({who})")
 
 
+def _checked_answer(approval: Approval, person: Person, verdict: Verdict) -> dict[str, Any] | None:
+    """What the verdict says beyond yes or no. Those who approve must say the same. Raises BadInput, NotAllowed."""
+    answer = checked_answer(question_of(approval.request), verdict.verdict, verdict.answer)
+    for other in approval.decisions:
+        if verdict.verdict == other.verdict == "approve" and other.person != person.key and other.answer != answer:
+            raise NotAllowed(person.name, f"{other.person_name} has approved it with another answer: reject it instead")
+    return answer
+
+
 def _check_same(approval: Approval, verdict: Verdict) -> None:
     """Pass if the settled approval says what the verdict says."""
-    if approval.status == {"approve": "approved", "reject": "rejected"}[verdict.verdict]:
+    by = approval.settled_by
+    same = by is not None and (verdict.answer is None or verdict.answer == by.answer)
+    if same and approval.status == {"approve": "approved", "reject": "rejected"}[verdict.verdict]:
         return
     if approval.status == "expired" and approval.settled_at is not None:
         raise ApprovalExpired(approval.interrupt_id, approval.expires_at or approval.settled_at)
-    by = approval.settled_by
     raise AlreadyDecided(
         approval.interrupt_id, approval.status, by.person_name if by else "the flow", approval.settled_at
     )
@@ -232,12 +244,20 @@ async def _record(conn: Connection, approval: Approval, person: Person, verdict:
     While the approval is pending an approve may be turned into a reject, never back.
     """
     rows = await conn.execute(
-        "INSERT INTO decisions (interrupt_id, person, person_name, verdict, door, reason)"
-        " VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (interrupt_id, person) DO UPDATE"
-        " SET verdict = EXCLUDED.verdict, door = EXCLUDED.door, reason = EXCLUDED.reason,"
+        "INSERT INTO decisions (interrupt_id, person, person_name, verdict, door, reason, answer)"
+        " VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT (interrupt_id, person) DO UPDATE"
+        " SET verdict = EXCLUDED.verdict, door = EXCLUDED.door, reason = EXCLUDED.reason, answer = EXCLUDED.answer,"
         " decided_at = EXCLUDED.decided_at WHERE decisions.verdict = 'approve' AND EXCLUDED.verdict = 'reject'"
-        " RETURNING person, person_name, verdict, door, reason, decided_at",
-        (approval.interrupt_id, person.key, person.name, verdict.verdict, verdict.door, verdict.reason),
+        " RETURNING person, person_name, verdict, door, reason, decided_at, answer",
+        (
+            approval.interrupt_id,
+            person.key,
+            person.name,
+            verdict.verdict,
+            verdict.door,
+            verdict.reason,
+            Jsonb(verdict.answer) if verdict.answer is not None else None,
+        ),
     )
     row = await rows.fetchone()
     return Decision(**row) if row else None
@@ -268,7 +288,7 @@ async def _with_decisions(conn: Connection, rows: Sequence[dict[str, Any]]) -> l
     if not rows:
         return []
     cursor = await conn.execute(
-        "SELECT interrupt_id, person, person_name, verdict, door, reason, decided_at FROM decisions"
+        "SELECT interrupt_id, person, person_name, verdict, door, reason, decided_at, answer FROM decisions"
         " WHERE interrupt_id = ANY(%s) ORDER BY decided_at",
         ([row["interrupt_id"] for row in rows],),
     )

@@ -11,21 +11,24 @@ is not the same each time (the policy, the model) is written to the state once a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, TypedDict
 
 from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
-from langgraph.types import interrupt
+from langgraph.types import Interrupt, interrupt
 
 from flow import payments
 from flow.approvals import approvals_of
 from flow.assess import assess
 from flow.database import Connection
 from flow.errors import NotApproved
-from flow.model import Approval, Claim, Thread, request_hash
+from flow.flows import Asked, Flow
+from flow.model import CLAIM_FLOW, CLAIM_FLOW_VERSION, Approval, Claim, Thread, request_hash
 from flow.pen import Pen
-from flow.policy import Tier
+from flow.policy import Policy, Tier
+from flow.starting import ClaimInput
 from flow.threads import thread_of
 
 
@@ -41,15 +44,6 @@ class State(TypedDict, total=False):
     needs_review: bool
     approved: bool
     reference: str
-
-
-def initial_state(thread_id: str, claim: Claim) -> State:
-    return {
-        "thread_id": thread_id,
-        "amount": str(claim.amount),
-        "currency": claim.currency,
-        "payee": claim.payee,
-    }
 
 
 async def intake(state: State, runtime: Runtime[Pen]) -> State:
@@ -136,20 +130,6 @@ def build() -> StateGraph[State, Pen]:
     return graph
 
 
-def read_request(thread: Thread, interrupt_id: str, value: Any) -> tuple[Tier, dict[str, Any], str]:
-    """The tier to ask, what to show, and its hash, of an interrupt of this flow."""
-    tier = Tier(**value["tier"] | {"approvers": tuple(value["tier"]["approvers"])})
-    shown = {name: value[name] for name in ("amount", "currency", "payee")}
-    digest = request_hash(
-        thread_id=thread.thread_id,
-        interrupt_id=interrupt_id,
-        tier=tier.name,
-        flow_version=thread.flow_version,
-        claim=Claim.of_input(shown),
-    )
-    return tier, shown, digest
-
-
 def _after_a_tier(state: State) -> str:
     if state["tier"] > 0 and not state["approved"]:
         return END
@@ -167,3 +147,31 @@ def _request_of(state: State) -> dict[str, Any]:
 
 def _claim_of(state: State) -> Claim:
     return Claim.of_input({name: state[name] for name in ("amount", "currency", "payee")})
+
+
+class ClaimFlow(Flow):
+    """The one flow that ends by its payment's row, and whose requests are older than `flow.questions`."""
+
+    pays = True
+
+    def begin(self, thread: Thread) -> Mapping[str, Any]:
+        """Without the note, which stays in the thread's row."""
+        claim = Claim.of_input(thread.input).as_input()
+        return {"thread_id": thread.thread_id} | {name: claim[name] for name in ("amount", "currency", "payee")}
+
+    def asks(self, thread: Thread, pause: Interrupt, policy: Policy) -> Asked:  # noqa: ARG002
+        """By the tier that the state holds, whatever the policy says by now."""
+        value = pause.value
+        tier = Tier(**value["tier"] | {"approvers": tuple(value["tier"]["approvers"])})
+        shown = {name: value[name] for name in ("amount", "currency", "payee")}
+        digest = request_hash(
+            thread_id=thread.thread_id,
+            interrupt_id=pause.id,
+            tier=tier.name,
+            flow_version=thread.flow_version,
+            claim=Claim.of_input(shown),
+        )
+        return Asked(tier=tier, request=shown, digest=digest)
+
+
+FLOW = ClaimFlow(name=CLAIM_FLOW, version=CLAIM_FLOW_VERSION, build=build, input=ClaimInput)

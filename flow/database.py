@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ _CHANNEL = "claim_flow"
 
 # First half of our two-integer advisory keys ("clfl"); thread locks use the one-bigint space, so they never meet.
 _LOCK_CLASS = 0x636C666C
+# The same for "I drive this flow" ("clff").
+_FLOW_CLASS = 0x636C6666
 
 
 class Lock(IntEnum):
@@ -230,19 +233,20 @@ async def wait_for_bell(conn: Connection, *, timeout_s: float) -> bool:
     return rang
 
 
-async def wakes(url: str, *, present_as: tuple[Lock, ...] = (), polls: bool = True) -> AsyncGenerator[bool, None]:
+async def wakes(url: str, *, present_as: tuple[Lock | str, ...] = (), polls: bool = True) -> AsyncGenerator[bool, None]:
     """Yield True at every bell and, with `polls`, every POLL_S, and False while the database is away, for ever.
 
     The first True comes at once, and again after each reconnect: what happened meanwhile was not announced.
     Close it (`contextlib.aclosing`) to let go.
-    While connected the process holds `present_as` in share mode, which is how others see that it is here.
+    While connected the process holds `present_as` in share mode, which is how others see that it is here: locks of
+    ours, and the keys of flows that it drives.
     """
     pause = 0.1
     while True:
         try:
             async with await connect(url, "listen") as conn:
                 for lock in present_as:
-                    await conn.execute("SELECT pg_advisory_lock_shared(%s, %s)", (_LOCK_CLASS, lock))
+                    await conn.execute("SELECT pg_advisory_lock_shared(%s, %s)", _key(lock))
                 await listen(conn)
                 pause = 0.1
                 rang = True
@@ -260,18 +264,26 @@ async def wakes(url: str, *, present_as: tuple[Lock, ...] = (), polls: bool = Tr
             pause = min(pause * 2, POLL_S)
 
 
-async def is_present(conn: Connection, lock: Lock) -> bool:
-    """Whether any process holds this lock. Read, never probed by locking: simultaneous probes would see each other."""
+async def is_present(conn: Connection, lock: Lock | str) -> bool:
+    """Whether any process holds this lock, or drives the flow with this key. Read, never probed by locking:
+    simultaneous probes would see each other."""
     row = await (
         await conn.execute(
             "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND classid = %s AND objid = %s"
             " AND objsubid = 2 AND granted"
             " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())) AS here",
-            (_LOCK_CLASS, int(lock)),
+            _key(lock),
         )
     ).fetchone()
     assert row is not None
     return bool(row["here"])
+
+
+def _key(lock: Lock | str) -> tuple[int, int]:
+    """Both halves of an advisory lock's key; a flow's second half is 31 bits of a hash of its name and version."""
+    if isinstance(lock, Lock):
+        return _LOCK_CLASS, int(lock)
+    return _FLOW_CLASS, int.from_bytes(hashlib.sha256(lock.encode()).digest()[:4]) >> 1
 
 
 # The self-test of locks

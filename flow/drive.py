@@ -7,65 +7,86 @@ Recovery is not a special path: a drive looks at the checkpoint and goes on from
     at an interrupt, undecided             stop
     at an interrupt, decided               resume it with the verdict, by its id
     tasks left, none of them interrupted   run on
-    no tasks left                          close the thread from its rows
+    no tasks left                          close the thread from its rows, or by the flow's result
+
+A thread whose flow is not here, in the version that it began with, is left alone. A long drive stops between two steps
+and leaves the rest to the next one, so that no drive outlives its supervisor's patience.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
 import psycopg
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
-from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command, Interrupt, StateSnapshot
 from psycopg import errors
 
-from flow import claims, effects, notices, payments, threads
+from flow import effects, notices, payments, threads
 from flow.approvals import approval_of, approvals_of, request_approval, supersede
+from flow.asking import PROGRESS
 from flow.assess import Adviser
 from flow.database import Connection, Lock, connect, exclusively
-from flow.errors import DriveFailed, EffectFailed, KeyReused, NotApproved, ResultNotKept, UnknownApproval
+from flow.errors import (
+    BadInput,
+    DriveFailed,
+    EffectFailed,
+    KeyReused,
+    NoResult,
+    NotApproved,
+    ResultNotKept,
+    Unaskable,
+    UnknownApproval,
+    UnstorableState,
+)
 from flow.events import facts_of_thread, record_events
+from flow.flows import Flow, Flows, Serializer, settled_the_same
 from flow.inputs import storable
-from flow.model import Approval, Claim, Thread
+from flow.model import Approval, Thread
 from flow.pen import Pen
 from flow.policy import Policy
 from flow.providers import Provider
+from flow.questions import answer_to
 
 # How a drive ends, unless a step failed and will be tried again.
-Outcome = Literal["locked", "waiting", "over", "stuck"]
+Outcome = Literal["locked", "waiting", "over", "stuck", "unavailable", "unfinished"]
 
-Graph = CompiledStateGraph[Any, Any, Any, Any]
+# A drive that has lasted for this long stops after the step under way, far below DRIVE_TIMEOUT.
+_SLICE_S = 20.0
+# However fast a flow tells how far it is, its row has it this often.
+_BETWEEN_PROGRESS_S = 0.25
+# LangGraph's own limit is a guard against graphs that never end. Ours is that a drive is counted, and steps go on.
+_MOST_STEPS = 1_000_000
 
-
-def compile_graph() -> Graph:
-    """The claim graph, compiled once per process (2 ms); each drive copies it with its own saver."""
-    return claims.build().compile()
+# Trying again would change nothing.
+_FINAL = (NotApproved, KeyReused, EffectFailed, ResultNotKept, Unaskable, NoResult, BadInput, UnstorableState)
 
 
 async def drive(
     conn: Connection,
     thread_id: str,
     *,
-    graph: Graph,
+    flows: Flows,
     policy: Policy,
     adviser: Adviser | None = None,
     provider: Provider | None = None,
+    slice_s: float = _SLICE_S,
 ) -> Outcome:
-    """Drive the thread on this connection until it waits for a person or is over.
+    """Drive the thread on this connection until it waits for a person or is over, or has been driven for `slice_s`.
 
-    `locked`: somebody else drives it. `stuck`: it needs a person, for the reason in its row. Raises DriveFailed if a
-    step failed and will be tried again later. A lost connection rises as it is: nothing more can be written, and
-    nothing needs to be.
+    `locked`: somebody else drives it. `stuck`: it needs a person, for the reason in its row. `unavailable`: none of
+    `flows` is the thread's. `unfinished`: it is due for the rest. Raises DriveFailed if a step failed and will be tried
+    again later. A lost connection rises as it is: nothing more can be written, and nothing needs to be.
     """
     if not await threads.try_lock(conn, thread_id):
         return "locked"
     pen = Pen(conn=conn, policy=policy, adviser=adviser, provider=provider)
     try:
-        return await _drive_locked(pen, thread_id, graph)
+        return await _drive_locked(pen, thread_id, flows, slice_s)
     except Exception as exc:
         if conn.closed:
             raise
@@ -103,25 +124,29 @@ async def ensure_checkpoint_tables(url: str, conn: Connection) -> None:
             await own.execute(f"DROP INDEX IF EXISTS {table}_thread_id_idx")
 
 
-async def _drive_locked(pen: Pen, thread_id: str, graph: Graph) -> Outcome:
+async def _drive_locked(pen: Pen, thread_id: str, flows: Flows, slice_s: float) -> Outcome:
     conn = pen.conn
     while (thread := await threads.take(conn, thread_id)) is None:
         if outcome := await _untaken(pen, thread_id):
             return outcome
-    saver = AsyncPostgresSaver(conn)
-    saver.lock = pen.lock
-    run = _Run(graph.copy({"checkpointer": saver}), pen, thread_id)
+    flow = flows.of(thread)
+    if flow is None:
+        return await _set_aside(pen, thread_id)
+    run = _Run(flow, pen, thread_id, until=asyncio.get_running_loop().time() + slice_s)
     state = await run.look()
     while True:
         try:
             place = await _step(run, pen, thread, state)
-        except (NotApproved, KeyReused, EffectFailed, ResultNotKept) as exc:
-            # Trying again would change nothing.
+        except _FINAL as exc:
             if not await _give_up(pen, thread, _storable(str(exc))):
                 raise
             return "stuck"
         if isinstance(place, str):
             return place
+        if run.stopped:
+            async with pen.tx() as conn:
+                await threads.hand_on(conn, thread_id)
+            return "unfinished"
         # A reason to drive may have been added since; `leave` compares with this.
         state, thread = place, await threads.thread_of(conn, thread_id)
 
@@ -129,34 +154,51 @@ async def _drive_locked(pen: Pen, thread_id: str, graph: Graph) -> Outcome:
 async def _step(run: _Run, pen: Pen, thread: Thread, state: StateSnapshot) -> StateSnapshot | Outcome:
     """Take the one step that the thread's state calls for: the state after it, or how the drive ends."""
     if state.created_at is None:
-        return await run.on(claims.initial_state(thread.thread_id, Claim.of_input(thread.input)))
+        return await run.on(run.flow.begin(thread))
     if state.interrupts:
-        verdicts = await _verdicts_or_wait(pen, thread, state.interrupts)
-        if verdicts is None:
+        answers = await _answers_or_wait(pen, run.flow, thread, state.interrupts)
+        if answers is None:
             return "waiting"
-        return await run.on(Command(resume=verdicts)) if verdicts else state
+        return await run.on(Command(resume=answers)) if answers else state
     if state.tasks:
         return await run.on(None)
-    return await _close(pen, thread) or state
+    if run.flow.pays:
+        return await _close(pen, thread) or state
+    return await _close_with_result(pen, run.flow, thread, state) or state
 
 
 class _Run:
-    """The graph of one drive, with its saver; notices when LangGraph does not move."""
+    """The graph of one drive, with its saver; notices when LangGraph does not move.
 
-    def __init__(self, graph: Any, pen: Pen, thread_id: str) -> None:
-        self._graph, self._pen = graph, pen
-        self._config: RunnableConfig = {"configurable": {"thread_id": thread_id}}
+    `stopped`: there is more to do, and the time of this drive is over.
+    """
+
+    def __init__(self, flow: Flow, pen: Pen, thread_id: str, *, until: float) -> None:
+        saver = AsyncPostgresSaver(pen.conn, serde=Serializer())
+        saver.lock = pen.lock
+        self.flow, self.stopped = flow, False
+        self._graph = flow.compile().copy({"checkpointer": saver})
+        self._pen, self._thread_id, self._until = pen, thread_id, until
+        self._config: RunnableConfig = {"configurable": {"thread_id": thread_id}, "recursion_limit": _MOST_STEPS}
         self._place: tuple[object, ...] = ()
+        self._progress: list[int] | None = None
+        self._progress_at = 0.0
 
     async def look(self) -> StateSnapshot:
         state: StateSnapshot = await self._graph.aget_state(self._config)
         return state
 
     async def on(self, input: Any) -> StateSnapshot:
-        """Run until the next pause. Raises RuntimeError if that changed nothing: LangGraph ignores what it does not
-        know, such as an answer to an interrupt that is gone, and would do so for ever."""
+        """Run until the next pause, or until this drive's time is over. Raises RuntimeError if that changed nothing:
+        LangGraph ignores what it does not know, such as an answer to an interrupt that is gone, and would do so for
+        ever."""
         with effects.recorded_by(self._pen):
-            await self._graph.ainvoke(input, self._config, context=self._pen, durability="sync")
+            stream: Any = self._graph.astream(
+                input, self._config, context=self._pen, durability="sync", stream_mode=["tasks", "custom"]
+            )
+            async with contextlib.aclosing(stream):
+                await self._follow(stream)
+        await self._keep_progress()
         state = await self.look()
         place = (state.config["configurable"].get("checkpoint_id"), *(i.id for i in state.interrupts))
         if place == self._place:
@@ -164,44 +206,62 @@ class _Run:
         self._place = place
         return state
 
+    async def _follow(self, stream: AsyncIterator[Any]) -> None:
+        """A task is announced before its step begins, and again with its result when it has ended."""
+        clock = asyncio.get_running_loop().time
+        moved = False
+        async for mode, event in stream:
+            if mode == "tasks" and "input" not in event:
+                moved = True
+            elif mode == "tasks" and moved and clock() >= self._until:
+                # All that was done is saved, and nothing of this step has begun.
+                self.stopped = True
+                return
+            elif mode == "custom" and isinstance(event, dict) and PROGRESS in event:
+                self._progress = event[PROGRESS]
+                if clock() >= self._progress_at:
+                    await self._keep_progress()
 
-async def _verdicts_or_wait(
-    pen: Pen, thread: Thread, interrupts: Sequence[Interrupt]
-) -> dict[str, dict[str, Any]] | None:
+    async def _keep_progress(self) -> None:
+        if self._progress is None:
+            return
+        (done, total), self._progress = self._progress, None
+        self._progress_at = asyncio.get_running_loop().time() + _BETWEEN_PROGRESS_S
+        async with self._pen.tx() as conn:
+            await threads.keep_progress(conn, self._thread_id, done, total)
+
+
+async def _answers_or_wait(
+    pen: Pen, flow: Flow, thread: Thread, interrupts: Sequence[Interrupt]
+) -> dict[str, Any] | None:
     """The answers that are there, by interrupt id. None: there is none yet, and the thread now waits.
 
     One transaction with the approval rows locked: a decision either is seen here or waits until the thread waits,
     and then wakes it. Empty: something happened meanwhile, look again.
     """
     async with pen.tx() as conn:
-        verdicts = {}
+        answers = {}
         for pause in interrupts:
+            asked = flow.asks(thread, pause, pen.policy)
             try:
                 approval = await approval_of(conn, pause.id)
                 if approval.status == "pending":
                     # A settled one stays as it is; locking it would only cost a commit.
                     approval = await approval_of(conn, pause.id, lock=True)
             except UnknownApproval:
-                tier, request, digest = claims.read_request(thread, pause.id, pause.value)
                 await supersede(conn, thread.thread_id, keep=[each.id for each in interrupts])
                 await request_approval(
-                    conn, thread, interrupt_id=pause.id, tier=tier, request=request, request_hash=digest
-                )
+                    conn, thread, interrupt_id=pause.id, tier=asked.tier, request=asked.request,
+                    request_hash=asked.digest,
+                )  # fmt: skip
                 continue
             if approval.status != "pending":
-                verdicts[pause.id] = _verdict_of(approval)
-        if verdicts or not await threads.leave(conn, thread, status="waiting"):
-            return verdicts
+                if approval.status == "approved" and not flow.pays and not settled_the_same(asked, approval):
+                    raise NotApproved(f"what was approved as {pause.id} is not what the flow asks for: nothing goes on")
+                answers[pause.id] = answer_to(approval.request, approval)
+        if answers or not await threads.leave(conn, thread, status="waiting"):
+            return answers
     return None
-
-
-def _verdict_of(approval: Approval) -> dict[str, Any]:
-    """What the flow's `interrupt()` returns: `approved` is True only for an approval that was approved."""
-    return {
-        "approved": approval.status == "approved",
-        "status": approval.status,
-        "by": [decision.person for decision in approval.decisions],
-    }
 
 
 async def _close(pen: Pen, thread: Thread) -> Outcome | None:
@@ -224,6 +284,28 @@ async def _close(pen: Pen, thread: Thread) -> Outcome | None:
     return None
 
 
+async def _close_with_result(pen: Pen, flow: Flow, thread: Thread, state: StateSnapshot) -> Outcome | None:
+    """End the thread as `done` with its flow's result. None: look again. Raises NoResult."""
+    result = flow.result(state.values)
+    async with pen.tx() as conn:
+        approvals = await _tell_cards(conn, thread.thread_id)
+        data = facts_of_thread(thread.thread_id, thread.input, approvals, status="done", result=result)
+        await record_events(conn, thread.thread_id, "thread.done", data=data)
+        if not await threads.leave(conn, thread, status="done", result=result):
+            raise psycopg.Rollback
+        return "over"
+    return None
+
+
+async def _set_aside(pen: Pen, thread_id: str) -> Outcome:
+    """Leave it alone: it is for those who have its flow."""
+    async with pen.tx() as conn:
+        thread = await threads.set_aside(conn, thread_id)
+        if thread.status == "unavailable":
+            await notices.raise_alarm(conn, thread_id)
+    return "over" if thread.over else "unavailable"
+
+
 # The thread's status by its payment's. A thread cannot end while its payment is only intended.
 _PAID = {"paid": "paid", "refused": "failed", "unknown": "unknown", "intended": "stuck"}
 _NEEDS_A_PERSON = ("stuck", "unknown")
@@ -234,6 +316,8 @@ async def _untaken(pen: Pen, thread_id: str) -> Outcome | None:
     thread = await threads.thread_of(pen.conn, thread_id)
     if thread.over:
         return "over"
+    if thread.status == "unavailable":
+        return "unavailable"
     if thread.status in ("stuck", "unknown") and thread.due_at is None:
         return "stuck"
     if thread.attempts < threads.MAX_ATTEMPTS:
@@ -255,11 +339,7 @@ async def _give_up(pen: Pen, thread: Thread, reason: str) -> bool:
 
 async def _tell_the_end(conn: Connection, thread_id: str, status: str) -> None:
     """Every card of the thread shows its end, a reply below the last one says it, and the operators hear of trouble."""
-    approvals = (await approvals_of(conn, [thread_id]))[thread_id]
-    for approval in approvals:
-        await notices.change_card(conn, approval.interrupt_id)
-    if approvals:
-        await notices.post_reply(conn, approvals[-1].interrupt_id, thread_id)
+    approvals = await _tell_cards(conn, thread_id)
     if status in _NEEDS_A_PERSON:
         await notices.raise_alarm(conn, thread_id)
     if status == "stuck":
@@ -269,6 +349,15 @@ async def _tell_the_end(conn: Connection, thread_id: str, status: str) -> None:
         reference = payment.reference if payment else None
         data = facts_of_thread(thread_id, claim, approvals, status=status, reference=reference)
         await record_events(conn, thread_id, "thread.stuck", data=data)
+
+
+async def _tell_cards(conn: Connection, thread_id: str) -> list[Approval]:
+    approvals = (await approvals_of(conn, [thread_id]))[thread_id]
+    for approval in approvals:
+        await notices.change_card(conn, approval.interrupt_id)
+    if approvals:
+        await notices.post_reply(conn, approvals[-1].interrupt_id, thread_id)
+    return approvals
 
 
 def _in_words(exc: BaseException) -> str:

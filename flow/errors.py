@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 
@@ -20,7 +21,7 @@ class BadInput(FlowError):
     exit_code = 2
 
     def __init__(self, name: str, value: object, expected: str) -> None:
-        self.name, self.value = name, value
+        self.name, self.value, self.expected = name, value, expected
         super().__init__(f"{name} {_shown(value)} is not usable: {expected}")
 
 
@@ -117,6 +118,44 @@ class KeyReused(FlowError):
     def __init__(self, key: str, was: str, now: str) -> None:
         self.key, self.was, self.now = key, was, now
         super().__init__(f"{key} stands for {was} already, not for {now}: nothing was done")
+
+
+class UnknownFlow(FlowError):
+    """No flow of this name is here."""
+
+    exit_code = 2
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        self.name, self.known = name, tuple(known)
+        super().__init__(f"no flow {_shown(name)} here, only {', '.join(known)}: name its module in FLOWS")
+
+
+class NotChecked(FlowError):
+    """A flow's input could not be checked, so no thread was started."""
+
+    def __init__(self, flow: str, why: str) -> None:
+        self.flow, self.why = flow, why
+        super().__init__(f"the input of the flow {_shown(flow)} could not be checked, and nothing was started: {why}")
+
+
+class Unaskable(FlowError):
+    """What a flow asks cannot be put to a person."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+        super().__init__(f"the flow asks what nobody can be shown: {why}")
+
+
+class SecretInRequest(FlowError):
+    """A request would show a secret to everybody."""
+
+
+class NoResult(FlowError):
+    """A flow has ended, and left nothing that tells what it came to."""
+
+
+class UnstorableState(FlowError):
+    """A node returned what its thread's state cannot hold."""
 
 
 class NotInADrive(FlowError):

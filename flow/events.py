@@ -50,11 +50,17 @@ def facts_of_approval(approval: Approval) -> dict[str, Any]:
 
 
 def facts_of_thread(
-    thread_id: str, claim: Mapping[str, Any], approvals: Sequence[Approval], *, status: str, reference: str | None
+    thread_id: str,
+    claim: Mapping[str, Any],
+    approvals: Sequence[Approval],
+    *,
+    status: str,
+    reference: str | None = None,
+    result: Any = None,
 ) -> dict[str, Any]:
     """The `data` of an event of a payment or a thread: with everybody's decisions, whatever the tier."""
     decisions = [decision for approval in approvals for decision in approval.decisions]
-    return _facts(thread=thread_id, claim=claim, status=status, decisions=decisions, payment=reference)
+    return _facts(thread=thread_id, claim=claim, status=status, decisions=decisions, payment=reference, result=result)
 
 
 def _facts(
@@ -67,6 +73,7 @@ def _facts(
     tier: str | None = None,
     request_hash: str | None = None,
     payment: str | None = None,
+    result: Any = None,
 ) -> dict[str, Any]:
     """Always the same fields, and never the note: it is for those who decide."""
     return {
@@ -88,6 +95,7 @@ def _facts(
             for decision in decisions
         ],
         "payment": payment,
+        "result": result,
     }
 
 

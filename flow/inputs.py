@@ -5,8 +5,12 @@ Each function returns the value in its one canonical form, or raises BadInput, w
 
 from __future__ import annotations
 
+import json
+import math
 import re
+from collections.abc import Iterator
 from decimal import Decimal
+from typing import Any
 
 from flow.errors import BadInput
 from flow.model import Claim, Person
@@ -22,6 +26,8 @@ _UNSTORABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 MAX_NAME = 200
 MAX_NOTE = 10_000
+# Of a flow's input, as JSON.
+MAX_OBJECT = 1_000_000
 
 
 def parse_thread_id(text: str) -> str:
@@ -58,6 +64,51 @@ def parse_claim(*, amount: str, currency: str, payee: str = "", note: str = "") 
     )
 
 
+def parse_object(text: str) -> dict[str, Any]:
+    """A JSON object that can be stored, of at most MAX_OBJECT characters. Raises BadInput."""
+    try:
+        # A repeated name would leave it open which of the two is meant.
+        value = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
+    except (ValueError, RecursionError) as exc:
+        raise BadInput("JSON", text, str(exc)) from exc
+    if not isinstance(value, dict):
+        raise BadInput("JSON", text, 'it must be an object: {"name": "value"}')
+    check_object(value)
+    return value
+
+
+def check_object(value: dict[str, Any]) -> None:
+    """Raise BadInput for an object with text that Postgres cannot hold, or for a very large one."""
+    text = json.dumps(value, ensure_ascii=False)
+    if len(text) > MAX_OBJECT:
+        raise BadInput("JSON", text, f"it has {len(text)} characters, at most {MAX_OBJECT} are kept")
+    if not all(map(storable_value, _texts(value))):
+        raise BadInput("JSON", text, "it contains a character that cannot be stored")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            yield name
+            yield from _texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name comes twice")
+    return found
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON's")
+
+
 def decimals_of(currency: str) -> int:
     """How many decimals the currency has (ISO 4217). Raises BadInput unless it is legal tender somewhere today."""
     from babel.core import get_global
@@ -91,6 +142,13 @@ def parse_amount(text: str, currency: str, decimals: int) -> Decimal:
 def storable(text: str) -> str:
     """Text from a program that need not be refused: what cannot be stored is replaced by the replacement character."""
     return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def storable_value(value: str | float) -> bool:
+    """Whether a checkpoint's JSON can hold it as it is."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return not re.search(r"[\x00\ud800-\udfff]", value)
 
 
 def parse_text(name: str, text: str, longest: int, *, lines: bool = True) -> str:

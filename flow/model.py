@@ -20,6 +20,7 @@ EventType = Literal[
     "approval.expired",
     "payment.paid",
     "payment.unknown",
+    "thread.done",
     "thread.stuck",
 ]
 
@@ -30,7 +31,8 @@ CLAIM_FLOW_VERSION = "1"
 
 # What a thread can be.
 STATUSES = (
-    "running", "waiting", "paid", "rejected", "expired", "withdrawn", "failed", "stuck", "unknown", "done"
+    "running", "waiting", "paid", "rejected", "expired", "withdrawn", "failed", "stuck", "unknown", "unavailable",
+    "done",
 )  # fmt: skip
 
 # A thread with one of these statuses is never driven again.
@@ -63,6 +65,11 @@ class Claim:
         )
 
 
+def flow_key(name: str, version: str) -> str:
+    """A flow in one version, as workers say which they have."""
+    return f"{name}@{version}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Thread:
     """One run of one flow, as its row says. `put_off`: a step failed, and it will be tried again at `due_at`."""
@@ -79,6 +86,14 @@ class Thread:
     due_at: datetime | None
     created_at: datetime
     put_off: bool
+    # Steps of a long flow: how many are done, of how many.
+    progress: tuple[int, int] | None = None
+    # What a flow without a payment has come to: any JSON value, once it is done.
+    result: Any = None
+
+    @property
+    def flow_key(self) -> str:
+        return flow_key(self.flow, self.flow_version)
 
     @property
     def over(self) -> bool:
@@ -95,6 +110,8 @@ class Decision:
     door: str
     reason: str
     decided_at: datetime
+    # What it says beyond yes or no: see flow.questions.
+    answer: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +152,7 @@ class Verdict:
     door: str
     reason: str = ""
     request_hash: str | None = None
+    answer: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,8 +44,12 @@ class Policy:
         """The tiers for a claim that needs none by its amount, but that a person should look at."""
         return (self._approval(),)
 
+    def tier(self, name: str) -> Tier:
+        """The tier that a flow asks for by its name."""
+        return Tier(name=name, approvers=self.approvers)
+
     def _approval(self) -> Tier:
-        return Tier(name="approval", approvers=self.approvers)
+        return self.tier("approval")
 
 
 def names_person(approvers: Collection[str], person: Person) -> bool:

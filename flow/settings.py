@@ -29,6 +29,9 @@ class Settings(BaseSettings):
     database_url: SecretStr | None = None
     claim_flow_home: Path = Path(".claim_flow")
 
+    # Modules whose flows can be started.
+    flows: str = "flow.claims,flow.patterns"
+
     approvers: str = ""
 
     slack_bot_token: SecretStr | None = None
@@ -104,6 +107,14 @@ class Settings(BaseSettings):
         if channel is not None and not re.fullmatch(r"[CGD][A-Z0-9]{2,}", channel):
             raise ValueError("give the channel's id (C…), not its name: a name can change hands")
         return channel
+
+    @field_validator("flows")
+    @classmethod
+    def _are_modules(cls, modules: str) -> str:
+        for module in _split(modules):
+            if not all(part.isidentifier() for part in module.split(".")):
+                raise ValueError(f"{module!r} is no module: write flow.claims,myteam.refunds")
+        return modules
 
     @field_validator("approvers")
     @classmethod
@@ -259,6 +270,10 @@ class Settings(BaseSettings):
     def webhook_signing_secret_lists(self) -> dict[str, list[str]]:
         """What the events of each endpoint are signed with."""
         return _lists(self.webhook_signing_secrets.get_secret_value() if self.webhook_signing_secrets else "")
+
+    @property
+    def flow_modules(self) -> tuple[str, ...]:
+        return tuple(_split(self.flows))
 
     @property
     def approver_names(self) -> tuple[str, ...]:

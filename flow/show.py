@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from flow.advice import advice_in_words, advice_of
 from flow.approvals import approvals_of
 from flow.database import Connection
-from flow.model import Advice, Approval, Decision, Payment, Thread
+from flow.model import CLAIM_FLOW, Advice, Approval, Decision, Payment, Thread
 from flow.payments import payments_of
+from flow.questions import Question, question_of
 from flow.text import visible
 
 if TYPE_CHECKING:
@@ -31,9 +33,13 @@ class Story:
     @property
     def approval(self) -> Approval | None:
         """The approval that waits, else the last one."""
-        pending = [approval for approval in self.approvals if approval.status == "pending"]
-        candidates = pending or self.approvals
+        candidates = self.pending or self.approvals
         return candidates[-1] if candidates else None
+
+    @property
+    def pending(self) -> list[Approval]:
+        """Those that wait: a flow with branches may ask for several at once."""
+        return [approval for approval in self.approvals if approval.status == "pending"]
 
     def as_json(self) -> dict[str, Any]:
         """The object that `--json` prints; amounts are strings with the currency's decimals, times ISO 8601 in UTC."""
@@ -41,22 +47,41 @@ class Story:
         return {
             "thread": thread.thread_id,
             "flow": thread.flow,
+            "flow_version": thread.flow_version,
             "status": thread.status,
-            "amount": thread.input.get("amount"),
-            "currency": thread.input.get("currency"),
-            "payee": thread.input.get("payee"),
-            "note": thread.input.get("note"),
+            **{name: self._said(name) for name in ("amount", "currency", "payee", "note")},
+            "input": thread.input,
             "requested_by": thread.requested_by,
             "created_at": thread.created_at.isoformat(),
             "reason": thread.reason,
             "advice": self.advice and _advice_as_json(self.advice),
             "approval": approval and approval_as_json(approval),
             "payment": payment and payment_as_json(payment),
+            "progress": thread.progress and {"done": thread.progress[0], "total": thread.progress[1]},
+            "result": thread.result,
         }
+
+    def _said(self, name: str) -> str | None:
+        """A field of a claim, or one of the same name in another flow's input, if it is text."""
+        said = self.thread.input.get(name)
+        return said if isinstance(said, str) else None
 
     @property
     def amount(self) -> str:
-        return f"{self.thread.input.get('amount', '')} {self.thread.input.get('currency', '')}".strip()
+        return f"{self._said('amount') or ''} {self._said('currency') or ''}".strip()
+
+    @property
+    def payee(self) -> str:
+        return self._said("payee") or ""
+
+    @property
+    def title(self) -> str:
+        """What it is about, in a few words: the amount, or whatever else its flow asked."""
+        if self.thread.flow == CLAIM_FLOW:
+            return self.amount
+        asked = self.approval and question_of(self.approval.request)
+        about = f": {asked.title}" if asked else ""
+        return f"{self.thread.flow}{about}"
 
 
 async def stories_of(conn: Connection, threads: Sequence[Thread]) -> list[Story]:
@@ -81,9 +106,15 @@ async def stories_of(conn: Connection, threads: Sequence[Thread]) -> list[Story]
 def in_words(story: Story) -> str:
     """Where the thread is now, and the next command to type, in a few lines."""
     thread, approval, payment = story.thread, story.approval, story.payment
-    head = f"{thread.thread_id}: {story.amount}"
+    head = f"{thread.thread_id}: {visible(story.title)}"
     if payment is not None and thread.status == "paid":
         return f"{head} is {payment.status}, reference {payment.reference}{_decided(approval)}"
+    if thread.status == "done":
+        return f"{head} is done: {visible(json.dumps(thread.result, ensure_ascii=False))}"
+    if thread.status == "waiting" and len(story.pending) > 1:
+        each = [f"  {one.interrupt_id}  {visible(question_of(one.request).title)}" for one in story.pending]
+        choose = f"  decide     uv run claim_flow.py resume --thread {thread.thread_id} --interrupt ID --approve"
+        return "\n".join([f"{head} is waiting for {len(each)} approvals", *each, choose])
     if thread.status == "waiting" and approval is not None:
         return "\n".join(
             [
@@ -105,17 +136,18 @@ def print_list(stories: Sequence[Story]) -> None:
     from rich.text import Text
 
     table = Table(
-        "thread", "status", "amount", "payee", "requested by", "started", "reference", box=None, pad_edge=False
+        "thread", "flow", "status", "amount", "payee", "requested by", "started", "reference", box=None, pad_edge=False
     )
     table.columns[0].overflow = "fold"
-    table.columns[2].justify = "right"
+    table.columns[3].justify = "right"
     for story in stories:
         thread = story.thread
         cells = (
             thread.thread_id,
+            thread.flow,
             thread.status,
-            story.amount,
-            visible(str(thread.input.get("payee", ""))),
+            visible(story.amount),
+            visible(story.payee),
             visible(thread.requested_by),
             f"{thread.created_at.astimezone():%Y-%m-%d %H:%M}",
             (story.payment.reference if story.payment else None) or "",
@@ -136,27 +168,48 @@ def print_story(story: Story) -> None:
 
     thread = story.thread
     row("thread", thread.thread_id)
+    row("flow", f"{thread.flow}, version {thread.flow_version}")
     row("status", thread.status)
     row("reason", thread.reason)
+    row("progress", "{} of {}".format(*thread.progress) if thread.progress else "")
     row("next try", _when(thread.due_at) if thread.put_off else "")
     row("amount", story.amount)
-    row("payee", thread.input.get("payee"))
-    row("note", thread.input.get("note"))
+    for name, said in thread.input.items():
+        if name not in ("amount", "currency"):
+            row(name, said if isinstance(said, str) else json.dumps(said, ensure_ascii=False))
     if story.advice is not None:
         row("model's advice", advice_in_words(story.advice))
     row("requested by", thread.requested_by)
     row("started", _when(thread.created_at))
     for approval in story.approvals:
         row(approval.tier, f"{approval.status}, interrupt {approval.interrupt_id}")
+        _add_question(row, question_of(approval.request))
         row("approvers", ", ".join(approval.approvers) or "nobody but the command line")
         row("expires", _when(approval.expires_at))
         for decision in approval.decisions:
             reason = f": {decision.reason}" if decision.reason else ""
             who = f"{decision.person_name} ({decision.person}, {decision.door})"
             row(decision.verdict, f"by {who} at {_when(decision.decided_at)}{reason}")
+            row("answer", json.dumps(decision.answer, ensure_ascii=False) if decision.answer else "")
+    row("result", json.dumps(thread.result, ensure_ascii=False, indent=1) if thread.status == "done" else "")
     if story.payment is not None:
         row("payment", payment_in_words(story.payment))
     _console().print(table)
+
+
+def _add_question(row: Callable[[str, object], None], question: Question) -> None:
+    """What another flow than the built-in one asks; that one's is the claim above."""
+    if question.kind == "claim":
+        return
+    row("asks", question.title)
+    row("amount", f"{question.amount} {question.currency}" if question.amount else "")
+    for name, text in question.fields:
+        row(name, text)
+    for action in question.actions:
+        row(action.name, json.dumps(action.args, ensure_ascii=False))
+        row("", action.description)
+        row("", f"allows {', '.join(action.allowed)}")
+    row("options", ", ".join(question.options))
 
 
 def _advice_as_json(advice: Advice) -> dict[str, Any]:
@@ -199,6 +252,7 @@ def decision_as_json(decision: Decision) -> dict[str, Any]:
         "door": decision.door,
         "reason": decision.reason,
         "decided_at": decision.decided_at.isoformat(),
+        "answer": decision.answer,
     }
 
 

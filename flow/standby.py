@@ -31,7 +31,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from flow.database import Connection
-    from flow.drive import Graph, Outcome
+    from flow.drive import Outcome
+    from flow.flows import Flows
 
     DriveOne = Callable[[Connection, str], Awaitable[Outcome]]
 
@@ -54,10 +55,12 @@ class Report:
 
 
 class Standby:
-    """A child that is ready for one thread."""
+    """A child that is ready for one thread of one of its `flows` (their keys)."""
 
-    def __init__(self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.pid, self._writer = pid, writer
+    def __init__(
+        self, pid: int, flows: tuple[str, ...], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.pid, self.flows, self._writer = pid, flows, writer
         # Its report; an empty one if it dies, also before it was given anything to do.
         self.ended = asyncio.ensure_future(reader.readline())
 
@@ -120,7 +123,8 @@ class Zygote:
         if not ready:
             writer.close()
             raise ConnectionError("a stand-by died before it was ready")
-        return Standby(int(ready), reader, writer)
+        said = json.loads(ready)
+        return Standby(said["pid"], tuple(said["flows"]), reader, writer)
 
     @property
     def alive(self) -> bool:
@@ -143,18 +147,21 @@ def _run_zygote(ctl: socket.socket) -> NoReturn:
     os.nice(_NICENESS)
     from flow.assess import adviser_of
     from flow.database import database_url
-    from flow.drive import compile_graph, drive
+    from flow.drive import drive
+    from flow.flows import load_flows
     from flow.policy import policy_of
     from flow.providers import provider_of
     from flow.settings import read_settings
 
     settings = read_settings()
-    url, graph = database_url(settings), compile_graph()
+    url, flows = database_url(settings), load_flows(settings.flow_modules)
+    for flow in flows:
+        flow.compile()
     adviser = adviser_of(settings)
     if adviser is not None:
         import openai  # noqa: F401 (a second that no child should spend)
-    asyncio.run(_with_connection(url, lambda conn: rehearse(conn, graph)))
-    drive_one = partial(drive, graph=graph, policy=policy_of(settings), adviser=adviser, provider=provider_of(settings))
+    asyncio.run(_with_connection(url, rehearse))
+    drive_one = partial(drive, flows=flows, policy=policy_of(settings), adviser=adviser, provider=provider_of(settings))
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     # Whoever ends the whole group means the worker, which lets drives under way end.
@@ -170,16 +177,16 @@ def _run_zygote(ctl: socket.socket) -> NoReturn:
             os._exit(0)
         if os.fork() == 0:
             ctl.close()
-            _run_child(socket.socket(fileno=fds[0]), url, graph, drive_one)
+            _run_child(socket.socket(fileno=fds[0]), url, flows, drive_one)
         os.close(fds[0])
 
 
-def _run_child(sock: socket.socket, url: str, graph: Graph, drive_one: DriveOne) -> NoReturn:
+def _run_child(sock: socket.socket, url: str, flows: Flows, drive_one: DriveOne) -> NoReturn:
     """Never returns: inherited exit hooks must not run twice."""
     status = 1
     try:
         _die_with_parent()
-        asyncio.run(_with_connection(url, lambda conn: _serve_one(conn, sock, graph, drive_one)))
+        asyncio.run(_with_connection(url, lambda conn: _serve_one(conn, sock, flows, drive_one)))
         status = 0
     except Exception as exc:  # noqa: BLE001 (nothing above us may run in a forked child)
         sys.stderr.write(f"stand-by {os.getpid()}: {type(exc).__name__}: {exc}\n")
@@ -195,13 +202,13 @@ async def _with_connection(url: str, work: Callable[[Connection], Awaitable[None
         await work(conn)
 
 
-async def _serve_one(conn: Connection, sock: socket.socket, graph: Graph, drive_one: DriveOne) -> None:
+async def _serve_one(conn: Connection, sock: socket.socket, flows: Flows, drive_one: DriveOne) -> None:
     from flow.database import AWAY
     from flow.errors import DriveFailed
     from flow.threads import thread_of
 
-    await rehearse(conn, graph)
-    sock.sendall(b"%d\n" % os.getpid())
+    await rehearse(conn)
+    sock.sendall(json.dumps({"pid": os.getpid(), "flows": flows.keys}).encode() + b"\n")
     loop = asyncio.get_running_loop()
     # A connection that says something while nobody asks is being closed; a stand-by without one is none. (After a
     # reload of the server's settings it may say that too: then a stand-by is replaced for nothing.)
@@ -210,7 +217,7 @@ async def _serve_one(conn: Connection, sock: socket.socket, graph: Graph, drive_
     loop.remove_reader(conn.fileno())
     try:
         report: dict[str, str | None] = {"outcome": await drive_one(conn, thread_id)}
-        if report["outcome"] == "stuck":
+        if report["outcome"] in ("stuck", "unavailable"):
             report["reason"] = (await thread_of(conn, thread_id)).reason
     except DriveFailed as exc:
         report = {"failed": exc.reason}
@@ -236,20 +243,22 @@ async def _job(sock: socket.socket) -> str:
     return await job
 
 
-async def rehearse(conn: Connection, graph: Graph) -> None:
+async def rehearse(conn: Connection) -> None:
     """Drive a claim of our own through pause, decision and payment, and roll it all back.
 
     It warms imports, types, prepared statements and the server's caches: 16 ms become 10 for the thread that counts.
     """
     from flow.approvals import approvals_of, decide
+    from flow.claims import FLOW
     from flow.drive import drive
+    from flow.flows import Flows
     from flow.model import CLAIM_FLOW, CLAIM_FLOW_VERSION, Claim, Person, Verdict
     from flow.policy import Policy
     from flow.threads import insert_thread
 
     thread_id = f"rehearsal-{uuid.uuid4()}"
     actor = Person(key="cli:rehearsal", name="rehearsal", names=frozenset({"cli:rehearsal"}), trusted=True)
-    always_ask = Policy(approvers=(), limits={})
+    always_ask, flows = Policy(approvers=(), limits={}), Flows([FLOW])
     claim = Claim(amount=Decimal("1.00"), currency="USD").as_input()
     # By hand: psycopg forgets its prepared statements at a rollback that it sees, and they are half of the warmth.
     await conn.execute("BEGIN", prepare=False)
@@ -261,10 +270,10 @@ async def rehearse(conn: Connection, graph: Graph) -> None:
         input=claim,
         requested_by=actor.key,
     )
-    await drive(conn, thread_id, graph=graph, policy=always_ask)
+    await drive(conn, thread_id, flows=flows, policy=always_ask)
     [approval] = (await approvals_of(conn, [thread_id]))[thread_id]
     await decide(conn, approval.interrupt_id, actor, Verdict(verdict="approve", door="cli"))
-    outcome = await drive(conn, thread_id, graph=graph, policy=always_ask)
+    outcome = await drive(conn, thread_id, flows=flows, policy=always_ask)
     assert outcome == "over", outcome
     conn.pgconn.exec_(b"ROLLBACK")
 

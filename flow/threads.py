@@ -11,19 +11,20 @@ from datetime import datetime
 from typing import Any
 
 from psycopg import sql
-from psycopg.types.json import Jsonb
+from psycopg.types.json import Json, Jsonb
 
 from flow import notices
-from flow.database import Connection, newest, ring
+from flow.database import Connection, is_present, newest, ring
 from flow.errors import ThreadExists, UnknownThread
-from flow.model import OVER, Claim, Thread
+from flow.model import OVER, Claim, Thread, flow_key
 
 # With the back-off below the last of them is about two hours after the first.
 MAX_ATTEMPTS = 20
 
 _COLUMNS = sql.SQL(
     "thread_id, flow, flow_version, input, requested_by, status, reason, wakes, attempts, due_at, created_at,"
-    " coalesce(due_at > clock_timestamp() AND reason IS NOT NULL, false) AS put_off"
+    " coalesce(due_at > clock_timestamp() AND reason IS NOT NULL, false) AS put_off, result, progress_done,"
+    " progress_total"
 )
 # From 1 s to 10 min, and a quarter of jitter either way: failures that came together do not return together.
 _BACKOFF = sql.SQL(
@@ -57,14 +58,14 @@ async def thread_of(conn: Connection, thread_id: str) -> Thread:
     row = await (await conn.execute(query, (thread_id,))).fetchone()
     if row is None:
         raise UnknownThread(thread_id)
-    return Thread(**row)
+    return _thread(row)
 
 
 async def threads_of(conn: Connection, thread_ids: Sequence[str]) -> dict[str, Thread]:
     """Those of these threads that exist, by thread id."""
     query = sql.SQL("SELECT {} FROM threads WHERE thread_id = ANY(%s)").format(_COLUMNS)
     rows = await conn.execute(query, (list(thread_ids),))
-    return {row["thread_id"]: Thread(**row) for row in await rows.fetchall()}
+    return {row["thread_id"]: _thread(row) for row in await rows.fetchall()}
 
 
 async def latest_threads(
@@ -76,7 +77,7 @@ async def latest_threads(
         "SELECT {} FROM threads WHERE {} AND {} ORDER BY created_at DESC, thread_id LIMIT %(limit)s"
     ).format(_COLUMNS, sql.SQL("status = %(status)s" if status else "true"), page.where)
     rows = await conn.execute(query, {"status": status, "limit": limit, **page.values})
-    return [Thread(**row) for row in await rows.fetchall()]
+    return [_thread(row) for row in await rows.fetchall()]
 
 
 # Locks
@@ -109,21 +110,23 @@ async def take(conn: Connection, thread_id: str) -> Thread | None:
         " reason = NULL, due_at = CASE WHEN attempts > 0 THEN {backoff} ELSE due_at END"
         " WHERE thread_id = %s AND status <> ALL(%s) AND attempts < %s"
         # Nobody has woken it since it was left to a person.
-        " AND (due_at IS NOT NULL OR status NOT IN ('stuck', 'unknown')) RETURNING {columns}"
+        " AND (due_at IS NOT NULL OR status NOT IN ('stuck', 'unknown', 'unavailable')) RETURNING {columns}"
     ).format(backoff=_BACKOFF, columns=_COLUMNS)
     row = await (await conn.execute(query, (thread_id, list(OVER), MAX_ATTEMPTS))).fetchone()
-    return Thread(**row) if row else None
+    return _thread(row) if row else None
 
 
-async def leave(conn: Connection, thread: Thread, *, status: str, reason: str | None = None) -> bool:
+async def leave(
+    conn: Connection, thread: Thread, *, status: str, reason: str | None = None, result: Any = None
+) -> bool:
     """End a drive: the thread waits or is over. False if a reason to drive was added since it was taken.
 
-    It rings: somebody may be watching the row.
+    `result` is for the status `done`. It rings: somebody may be watching the row.
     """
     rows = await conn.execute(
-        "UPDATE threads SET status = %s, reason = %s, due_at = NULL, attempts = 0, driver_pid = NULL"
+        "UPDATE threads SET status = %s, reason = %s, result = %s, due_at = NULL, attempts = 0, driver_pid = NULL"
         " WHERE thread_id = %s AND wakes = %s",
-        (status, reason, thread.thread_id, thread.wakes),
+        (status, reason, Json(result) if status == "done" else None, thread.thread_id, thread.wakes),
     )
     await ring(conn)
     return rows.rowcount == 1
@@ -141,7 +144,25 @@ async def put_off(conn: Connection, thread_id: str, reason: str) -> Thread:
     if row is None:
         raise UnknownThread(thread_id)
     await ring(conn)
-    return Thread(**row)
+    return _thread(row)
+
+
+async def hand_on(conn: Connection, thread_id: str) -> None:
+    """A drive has done some steps and leaves the rest to the next: due now, and nothing has failed."""
+    await conn.execute(
+        "UPDATE threads SET due_at = clock_timestamp(), attempts = 0, reason = NULL, driver_pid = NULL"
+        " WHERE thread_id = %s",
+        (thread_id,),
+    )
+    await ring(conn)
+
+
+async def keep_progress(conn: Connection, thread_id: str, done: int, total: int) -> None:
+    """How many steps of a long flow are done. It rings: somebody may be watching."""
+    await conn.execute(
+        "UPDATE threads SET progress_done = %s, progress_total = %s WHERE thread_id = %s", (done, total, thread_id)
+    )
+    await ring(conn)
 
 
 async def mark_unknown(conn: Connection, thread_id: str) -> None:
@@ -162,6 +183,81 @@ async def wake(conn: Connection, thread_id: str) -> None:
         # Its cards say that somebody must look at it.
         await notices.change_cards(conn, thread_id)
     await ring(conn)
+
+
+# Flows that are here, and flows that are not
+
+
+async def set_aside(conn: Connection, thread_id: str) -> Thread:
+    """Nobody here has its flow: it is `unavailable` until a worker comes that has, unless it waits or is over."""
+    await conn.execute(
+        f"UPDATE threads SET {_UNAVAILABLE} WHERE thread_id = %s AND due_at IS NOT NULL AND status <> ALL(%s)",
+        (thread_id, list(OVER)),
+    )
+    await ring(conn)
+    return await thread_of(conn, thread_id)
+
+
+_UNAVAILABLE = """status = 'unavailable', due_at = NULL, attempts = 0, driver_pid = NULL,
+    reason = 'no worker has the flow ' || flow || ' in version ' || flow_version || ': name its module in FLOWS'"""
+
+
+async def settle_flows(conn: Connection, flows: Sequence[str]) -> tuple[int, int]:
+    """Threads whose flow a worker has again are due, and those that nobody has had for a while are set aside.
+
+    `flows` are the keys of the caller's. How many were taken up, and how many were set aside. By index, and one small
+    step for each flow that is due, however many threads there are.
+    """
+    async with conn.transaction():
+        names, versions = _split(flows)
+        taken_up = await conn.execute(
+            "UPDATE threads SET status = 'running', due_at = clock_timestamp(), reason = NULL"
+            " WHERE status = 'unavailable' AND (flow, flow_version) IN"
+            " (SELECT * FROM unnest(%s::text[], %s::text[]))",
+            (names, versions),
+        )
+        due = await conn.execute(_DUE_FLOWS)
+        missing = [
+            (row["flow"], row["flow_version"])
+            for row in await due.fetchall()
+            if not await is_present(conn, flow_key(row["flow"], row["flow_version"]))
+        ]
+        set_aside = 0
+        for name, version in missing:
+            rows = await conn.execute(
+                f"UPDATE threads SET {_UNAVAILABLE} WHERE flow = %s AND flow_version = %s"
+                " AND due_at < clock_timestamp() - %s * interval '1 second' RETURNING thread_id",
+                (name, version, _GRACE_S),
+            )
+            for row in await rows.fetchall():
+                await notices.raise_alarm(conn, row["thread_id"])
+                set_aside += 1
+        if taken_up.rowcount or set_aside:
+            await ring(conn)
+    return taken_up.rowcount, set_aside
+
+
+# A worker that is being replaced is not missed.
+_GRACE_S = 10.0
+
+# Every flow that has a thread which is due: one look into the index for each.
+_DUE_FLOWS = """
+    WITH RECURSIVE kinds AS (
+        (SELECT flow, flow_version FROM threads WHERE due_at IS NOT NULL ORDER BY flow, flow_version LIMIT 1)
+        UNION ALL
+        SELECT following.flow, following.flow_version FROM kinds, LATERAL (
+            SELECT flow, flow_version FROM threads
+            WHERE due_at IS NOT NULL AND (flow, flow_version) > (kinds.flow, kinds.flow_version)
+            ORDER BY flow, flow_version LIMIT 1
+        ) following
+    )
+    SELECT flow, flow_version FROM kinds
+"""
+
+
+def _split(flows: Sequence[str]) -> tuple[list[str], list[str]]:
+    pairs = [key.partition("@") for key in flows]
+    return [name for name, _, _ in pairs], [version for _, _, version in pairs]
 
 
 # What a worker sees
@@ -190,14 +286,17 @@ _OVERSTAYS = """
 """
 
 
-async def due_threads(conn: Connection, *, drive_timeout_s: float, limit: int) -> Sequence[Due]:
-    """What is due now, oldest first, and who of it is held."""
+async def due_threads(conn: Connection, *, flows: Sequence[str], drive_timeout_s: float, limit: int) -> Sequence[Due]:
+    """What is due now of these flows (their keys), oldest first, and who of it is held."""
+    names, versions = _split(flows)
     rows = await conn.execute(
         f"SELECT t.thread_id, l.pid IS NOT NULL AS held, coalesce({_OVERSTAYS}, false) AS overdue"
-        " FROM (SELECT thread_id, due_at, driver_pid, driven_at FROM threads"
-        " WHERE due_at <= clock_timestamp() ORDER BY due_at LIMIT %(limit)s) t"
+        " FROM (SELECT due.* FROM unnest(%(names)s::text[], %(versions)s::text[]) AS ours (flow, flow_version),"
+        " LATERAL (SELECT thread_id, due_at, driver_pid, driven_at FROM threads WHERE threads.flow = ours.flow"
+        " AND threads.flow_version = ours.flow_version AND due_at <= clock_timestamp()"
+        " ORDER BY due_at LIMIT %(limit)s) due ORDER BY due_at LIMIT %(limit)s) t"
         f" LEFT JOIN {_HOLDER} ORDER BY t.due_at",
-        {"timeout": drive_timeout_s, "limit": limit},
+        {"timeout": drive_timeout_s, "limit": limit, "names": names, "versions": versions},
     )
     return [Due(**row) for row in await rows.fetchall()]
 
@@ -215,6 +314,11 @@ async def evict_driver(conn: Connection, thread_id: str, *, drive_timeout_s: flo
         )
     ).fetchone()
     return bool(row and row["gone"])
+
+
+def _thread(row: dict[str, Any]) -> Thread:
+    done, total = row.pop("progress_done"), row.pop("progress_total")
+    return Thread(**row, progress=None if done is None else (done, total))
 
 
 def _input_in_words(thread: Thread) -> str:

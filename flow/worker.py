@@ -27,6 +27,9 @@ _BETWEEN_LOOKS_AT_OTHERS_S = 0.25
 
 _BETWEEN_TIDYING_S = 600.0
 
+# How late a thread whose flow has come back is taken up, besides at once by the worker that brings it.
+_BETWEEN_LOOKS_AT_FLOWS_S = 5.0
+
 # More than a worker can have stand-bys.
 _BATCH = 100
 
@@ -55,7 +58,10 @@ class Worker:
         # Zygotes that died in a row, and threads whose driver died while their lock may still be held.
         self._failures = 0
         self._orphans: set[str] = set()
+        # Keys of the flows that its stand-bys drive; the first of them says so.
+        self._flows: tuple[str, ...] = ()
         self._tidy_at = 0.0
+        self._look_at_flows_at = 0.0
         self._looks_again_at = 0.0
         self.ready = 0
 
@@ -79,6 +85,8 @@ class Worker:
     async def run_once(self) -> None:
         """Drive what is due until nothing is."""
         async with self._slots():
+            # The first stand-by says which flows there are.
+            await self._works.wait()
             while await self._scan() or self._in_flight:
                 # No bell is heard here, and what another worker holds may be free by then.
                 with contextlib.suppress(TimeoutError):
@@ -115,6 +123,7 @@ class Worker:
                 await self._mend(exc)
                 continue
             with contextlib.closing(standby):
+                self._flows = standby.flows
                 self._works.set()
                 self._failures = 0
                 self.ready += 1
@@ -159,10 +168,11 @@ class Worker:
     async def _listen(self) -> None:
         # Only a worker that can work says that it is here.
         await self._works.wait()
-        async with contextlib.aclosing(wakes(self._url, present_as=(Lock.WORKER,))) as waking:
+        async with contextlib.aclosing(wakes(self._url, present_as=(Lock.WORKER, *self._flows))) as waking:
             async for connected in waking:
                 if connected != self._connected:
                     log.log(logging.INFO if connected else logging.WARNING, "the database is %s", _AWAY[connected])
+                    self._look_at_flows_at = 0.0
                 self._connected = connected
                 if connected:
                     self._look.set()
@@ -186,7 +196,10 @@ class Worker:
         if self._conn is None or self._conn.closed:
             self._conn = await connect(self._url, "door")
         wanting, held_elsewhere = 0, False
-        for due in await threads.due_threads(self._conn, drive_timeout_s=self._drive_timeout_s, limit=_BATCH):
+        await self._settle_flows(self._conn)
+        for due in await threads.due_threads(
+            self._conn, flows=self._flows, drive_timeout_s=self._drive_timeout_s, limit=_BATCH
+        ):
             if due.thread_id in self._in_flight:
                 continue
             if due.held and not due.overdue:
@@ -211,6 +224,16 @@ class Worker:
         await self._tidy(self._conn)
         return wanting
 
+    async def _settle_flows(self, conn: Connection) -> None:
+        """Now and then, and when the database is heard again: take up what waited for our flows, and set aside what
+        waits for flows that nobody has."""
+        now = asyncio.get_running_loop().time()
+        if self._flows and now >= self._look_at_flows_at:
+            self._look_at_flows_at = now + _BETWEEN_LOOKS_AT_FLOWS_S
+            _taken_up, set_aside = await threads.settle_flows(conn, self._flows)
+            if set_aside:
+                log.error("%d threads are unavailable: no worker has their flow", set_aside)
+
     async def _tidy(self, conn: Connection) -> None:
         """Now and then, forget what has been kept for long enough."""
         now = asyncio.get_running_loop().time()
@@ -231,7 +254,7 @@ class Worker:
                 loop.call_later(wait_s, self._look.set)
         elif report.failed is not None:
             log.warning("thread %s: a step failed and will be tried again: %s", thread_id, report.failed)
-        elif report.outcome == "stuck":
+        elif report.outcome in ("stuck", "unavailable"):
             log.error("thread %s needs a person: %s", thread_id, report.reason)
         else:
             log.info("thread %s: %s", thread_id, report.outcome)

@@ -22,8 +22,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from flow.claims import FLOW
 from flow.database import Connection, connect, ensure_schema
-from flow.drive import Graph, compile_graph, ensure_checkpoint_tables
+from flow.drive import ensure_checkpoint_tables
+from flow.flows import Flows
 from flow.settings import Settings
 from tests.folders import server_folder
 
@@ -126,9 +128,9 @@ async def crowd(database_url: str) -> AsyncIterator[list[Connection]]:
 
 
 @pytest.fixture(scope="session")
-def graph() -> Graph:
-    """The claim graph, as every process compiles it once."""
-    return compile_graph()
+def flows() -> Flows:
+    """The claim flow, compiled once, as every process does."""
+    return Flows([FLOW])
 
 
 @pytest.fixture(scope="module")

@@ -10,21 +10,26 @@ from langgraph.types import Command
 
 from flow import claims
 from flow.database import Connection
-from flow.drive import Graph, Outcome, drive
+from flow.drive import Outcome, drive
+from flow.flows import Flows, Graph
+from flow.model import CLAIM_FLOW, CLAIM_FLOW_VERSION
 from flow.pen import Pen
 from flow.policy import Policy
 from tests.people import POLICY, start_claim
 from tests.rows import all_rows, one_row, value
 
+# The keys of the flows of a worker that has the claim flow alone.
+CLAIMS = (claims.FLOW.key,)
 
-async def run(conn: Connection, graph: Graph, thread_id: str = "t1", *, policy: Policy = POLICY) -> Outcome:
-    return await drive(conn, thread_id, graph=graph, policy=policy)
+
+async def run(conn: Connection, flows: Flows, thread_id: str = "t1", *, policy: Policy = POLICY) -> Outcome:
+    return await drive(conn, thread_id, flows=flows, policy=policy)
 
 
-async def waiting_claim(conn: Connection, graph: Graph, thread_id: str = "t1") -> str:
+async def waiting_claim(conn: Connection, flows: Flows, thread_id: str = "t1") -> str:
     """The interrupt id of a claim of 250 USD that waits for its decision."""
     await start_claim(conn, thread_id)
-    assert await run(conn, graph, thread_id) == "waiting"
+    assert await run(conn, flows, thread_id) == "waiting"
     interrupt_id: str = await value(
         conn, "SELECT interrupt_id FROM approvals WHERE thread_id = %s AND status = 'pending'", thread_id
     )
@@ -58,16 +63,22 @@ async def everything(conn: Connection) -> dict[str, list[dict[str, Any]]]:
 # Graphs of other releases
 
 
-def graph_of(node: Any) -> Graph:
+def claims_by(graph: StateGraph[Any, Any, Any, Any] | Graph) -> Flows:
+    """The claim flow, if this were its graph."""
+    flow = claims.ClaimFlow(name=CLAIM_FLOW, version=CLAIM_FLOW_VERSION, build=lambda: graph, input=claims.FLOW.input)
+    return Flows([flow])
+
+
+def graph_of(node: Any) -> Flows:
     """A flow of one step."""
     graph = StateGraph(claims.State, context_schema=Pen)
     graph.add_node("only", node)
     graph.add_edge(START, "only")
     graph.add_edge("only", END)
-    return graph.compile()
+    return claims_by(graph)
 
 
-def renamed(old: str, new: str) -> Graph:
+def renamed(old: str, new: str) -> Flows:
     """The claim flow with one node under another name."""
     graph = StateGraph(claims.State, context_schema=Pen)
     names = {name: name for name in ("intake", "decide", "approve", "pay")} | {old: new}
@@ -81,15 +92,18 @@ def renamed(old: str, new: str) -> Graph:
     for name in ("decide", "approve"):
         graph.add_conditional_edges(names[name], claims._after_a_tier, ways)
     graph.add_edge(names["pay"], END)
-    return graph.compile()
+    return claims_by(graph)
 
 
-async def on(conn: Connection, graph: Graph, command: Command[Any]) -> dict[str, Any]:
+async def on(conn: Connection, flows: Flows, command: Command[Any]) -> dict[str, Any]:
     """The state after LangGraph alone has run on."""
     pen = Pen(conn=conn, policy=POLICY)
     saver = AsyncPostgresSaver(conn)
     saver.lock = pen.lock
-    state: dict[str, Any] = await graph.copy({"checkpointer": saver}).ainvoke(
-        command, {"configurable": {"thread_id": "t1"}}, context=pen, durability="sync"
+    state: dict[str, Any] = (
+        await flows.newest(CLAIM_FLOW)
+        .compile()
+        .copy({"checkpointer": saver})
+        .ainvoke(command, {"configurable": {"thread_id": "t1"}}, context=pen, durability="sync")
     )
     return state

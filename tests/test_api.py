@@ -14,7 +14,8 @@ import pytest
 from bot.api import LARGEST_BODY, ROUTES
 from flow.approvals import decide, latest_approvals, latest_decisions
 from flow.database import Connection, connect
-from flow.drive import Graph, drive
+from flow.drive import drive
+from flow.flows import Flows
 from flow.inputs import parse_claim
 from flow.payments import latest_payments, pay_from_ledger
 from flow.policy import LIMITS, Policy, Tier
@@ -53,12 +54,12 @@ def is_problem(answer: Any, status: int, text: str = "") -> bool:
 # Threads
 
 
-async def test_a_claim_is_filed_driven_decided_and_paid(robot: Program, conn: Connection, graph: Graph) -> None:
+async def test_a_claim_is_filed_driven_decided_and_paid(robot: Program, conn: Connection, flows: Flows) -> None:
     made = await robot.post("/api/threads", NEW)
     assert (made.status, made.headers["Location"]) == (201, "/api/threads/t1")
     assert (made.body["status"], made.body["amount"], made.body["requested_by"]) == ("running", "250.00", "api:robot")
     policy = Policy(approvers=("api:clerk",), limits=LIMITS)
-    await drive(conn, "t1", graph=graph, policy=policy)
+    await drive(conn, "t1", flows=flows, policy=policy)
     [waiting] = (await robot.get("/api/approvals", status="pending")).body["items"]
     assert (waiting["thread"], waiting["request"]["amount"]) == ("t1", "250.00")
     clerk = await token(conn, "clerk", ("decide",))
@@ -69,7 +70,7 @@ async def test_a_claim_is_filed_driven_decided_and_paid(robot: Program, conn: Co
     )
     assert (decided.status, decided.body["recorded"]) == (200, True)
     assert decided.body["approval"]["status"] == "approved"
-    await drive(conn, "t1", graph=graph, policy=policy)
+    await drive(conn, "t1", flows=flows, policy=policy)
     shown = (await robot.get("/api/threads/t1")).body
     assert (shown["status"], shown["payment"]["reference"]) == ("paid", "L-t1")
     [paid] = (await robot.get("/api/payments", status="paid")).body["items"]
@@ -226,9 +227,9 @@ async def test_a_token_speaks_for_nobody_else(robot: Program, conn: Connection) 
     assert await all_rows(conn, "SELECT * FROM decisions") == []
 
 
-async def test_a_token_does_not_decide_what_it_filed(robot: Program, conn: Connection, graph: Graph) -> None:
+async def test_a_token_does_not_decide_what_it_filed(robot: Program, conn: Connection, flows: Flows) -> None:
     await robot.post("/api/threads", NEW)
-    await drive(conn, "t1", graph=graph, policy=Policy(approvers=("api:robot",), limits=LIMITS))
+    await drive(conn, "t1", flows=flows, policy=Policy(approvers=("api:robot",), limits=LIMITS))
     path = f"/api/approvals/{await value(conn, 'SELECT interrupt_id FROM approvals')}/decision"
     assert is_problem(await robot.post(path, {"decision": "approve"}), 403, "of their own")
     # Nor can it file it as somebody else.
@@ -459,10 +460,10 @@ async def test_while_the_database_is_away_the_answer_is_not_now(database_url: st
 
 
 async def test_a_slack_persons_click_and_a_program_meet_in_one_row(
-    robot: Program, conn: Connection, graph: Graph
+    robot: Program, conn: Connection, flows: Flows
 ) -> None:
     await start_claim(conn)
-    await drive(conn, "t1", graph=graph, policy=POLICY)
+    await drive(conn, "t1", flows=flows, policy=POLICY)
     interrupt_id = await value(conn, "SELECT interrupt_id FROM approvals")
     await decide(conn, interrupt_id, ALICE, YES)
     shown = (await robot.get(f"/api/approvals/{interrupt_id}")).body

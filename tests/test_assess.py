@@ -26,7 +26,8 @@ from flow import threads
 from flow.approvals import decide
 from flow.assess import TIMEOUT_S, Adviser, Unanswered, adviser_of
 from flow.database import Connection, connect
-from flow.drive import Graph, Outcome, drive
+from flow.drive import Outcome, drive
+from flow.flows import Flows
 from flow.inputs import parse_claim
 from flow.model import CLAIM_FLOW, CLAIM_FLOW_VERSION
 from flow.settings import read_settings
@@ -83,7 +84,7 @@ class Advised:
     """Drives claims with this adviser, on one connection."""
 
     conn: Connection
-    graph: Graph
+    flows: Flows
     by: Adviser | None
 
     async def claim(self, thread_id: str = "t1", amount: str = "20", note: str = "three chairs") -> Outcome:
@@ -91,7 +92,7 @@ class Advised:
         return await self.again(thread_id)
 
     async def again(self, thread_id: str = "t1") -> Outcome:
-        return await drive(self.conn, thread_id, graph=self.graph, policy=POLICY, adviser=self.by)
+        return await drive(self.conn, thread_id, flows=self.flows, policy=POLICY, adviser=self.by)
 
 
 async def advice_row(conn: Connection, thread_id: str = "t1") -> dict[str, Any]:
@@ -155,29 +156,29 @@ async def test_a_claim_filed_at_the_command_line_shows_what_a_real_server_said(
 
 
 async def test_a_real_servers_half_answer_is_repaired_and_both_tries_are_counted(
-    aimock: Aimock, conn: Connection, graph: Graph
+    aimock: Aimock, conn: Connection, flows: Flows
 ) -> None:
-    assert await Advised(conn=conn, graph=graph, by=adviser(aimock)).claim(note="half a table") == "over"
+    assert await Advised(conn=conn, flows=flows, by=adviser(aimock)).claim(note="half a table") == "over"
     row = await advice_row(conn)
     assert (row["status"], row["summary"]) == ("given", "Half a table.")
     assert (row["prompt_tokens"], row["completion_tokens"]) == (420, 66)
 
 
 async def test_a_real_server_that_does_not_know_the_key_gives_no_advice(
-    aimock: Aimock, conn: Connection, graph: Graph
+    aimock: Aimock, conn: Connection, flows: Flows
 ) -> None:
     by = adviser(aimock, api_key="sk-another")
-    assert await Advised(conn=conn, graph=graph, by=by).claim() == "over"
+    assert await Advised(conn=conn, flows=flows, by=by).claim() == "over"
     assert (await advice_row(conn))["reason"] == "AuthenticationError: Error code: 401 - Invalid API key"
 
 
 @pytest.mark.parametrize("trouble", ["rateLimitRate", "malformedRate", "disconnectRate", "dropRate"])
 async def test_a_real_server_in_trouble_gives_no_advice(
-    aimock: Aimock, conn: Connection, graph: Graph, trouble: str
+    aimock: Aimock, conn: Connection, flows: Flows, trouble: str
 ) -> None:
     aimock.trouble(**{trouble: 1.0})
     try:
-        assert await Advised(conn=conn, graph=graph, by=adviser(aimock)).claim() == "over"
+        assert await Advised(conn=conn, flows=flows, by=adviser(aimock)).claim() == "over"
     finally:
         aimock.trouble(**{trouble: 0.0})
     row = await advice_row(conn)
@@ -189,10 +190,10 @@ async def test_a_real_server_in_trouble_gives_no_advice(
 
 
 async def test_a_claim_goes_to_the_model_as_data_with_a_schema_that_openai_takes(
-    conn: Connection, graph: Graph
+    conn: Connection, flows: Flows
 ) -> None:
     async with FaultyModel() as model:
-        await Advised(conn=conn, graph=graph, by=adviser(model)).claim(note=_INJECTION)
+        await Advised(conn=conn, flows=flows, by=adviser(model)).claim(note=_INJECTION)
     [request] = model.requests
     assert request["model"] == "test-model"
     assert model.authorizations == [f"Bearer {KEY}"]
@@ -223,21 +224,21 @@ def assert_openai_takes(schema: dict[str, Any]) -> None:
         assert_openai_takes(inner)
 
 
-async def test_a_claim_without_a_note_is_not_asked_about(conn: Connection, graph: Graph) -> None:
+async def test_a_claim_without_a_note_is_not_asked_about(conn: Connection, flows: Flows) -> None:
     async with FaultyModel(content(advice(needs_review=True))) as model:
-        assert await Advised(conn=conn, graph=graph, by=adviser(model)).claim(note="") == "over"
+        assert await Advised(conn=conn, flows=flows, by=adviser(model)).claim(note="") == "over"
     assert model.requests == []
     assert await all_rows(conn, "SELECT * FROM advice") == []
 
 
 async def test_without_a_key_nobody_is_asked_and_nothing_is_wrong(
-    conn: Connection, graph: Graph, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    conn: Connection, flows: Flows, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with FaultyModel() as model:
         monkeypatch.setenv("OPENAI_BASE_URL", model.base_url)
         by = adviser_of(read_settings())
         assert by is None
-        assert await Advised(conn=conn, graph=graph, by=by).claim() == "over"
+        assert await Advised(conn=conn, flows=flows, by=by).claim() == "over"
     assert model.requests == []
     assert await all_rows(conn, "SELECT * FROM advice") == []
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
@@ -291,7 +292,7 @@ def test_the_key_names_the_server_unless_a_base_url_does(
 
 
 async def test_openrouter_behind_another_address_is_asked_with_its_key_and_model(
-    conn: Connection, graph: Graph, monkeypatch: pytest.MonkeyPatch
+    conn: Connection, flows: Flows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with FaultyModel() as model:
         for name, text in {
@@ -301,7 +302,7 @@ async def test_openrouter_behind_another_address_is_asked_with_its_key_and_model
             "MODEL": "vendor/some-model",
         }.items():
             monkeypatch.setenv(name, text)
-        assert await Advised(conn=conn, graph=graph, by=adviser_of(read_settings())).claim() == "over"
+        assert await Advised(conn=conn, flows=flows, by=adviser_of(read_settings())).claim() == "over"
     assert model.authorizations == ["Bearer sk-router"]
     assert [request["model"] for request in model.requests] == ["vendor/some-model"]
     assert (await advice_row(conn))["model"] == "vendor/some-model"
@@ -310,9 +311,9 @@ async def test_openrouter_behind_another_address_is_asked_with_its_key_and_model
 # What its answer can do
 
 
-async def test_a_small_claim_that_the_model_doubts_waits_for_a_person(conn: Connection, graph: Graph) -> None:
+async def test_a_small_claim_that_the_model_doubts_waits_for_a_person(conn: Connection, flows: Flows) -> None:
     async with FaultyModel(content(advice(needs_review=True))) as model:
-        advised = Advised(conn=conn, graph=graph, by=adviser(model))
+        advised = Advised(conn=conn, flows=flows, by=adviser(model))
         assert [await advised.claim(name, "20") for name in ("t1", "t2")] == ["waiting", "waiting"]
         assert await all_rows(conn, "SELECT * FROM payments") == []
         [approval] = await approval_rows(conn)
@@ -330,43 +331,43 @@ async def test_a_small_claim_that_the_model_doubts_waits_for_a_person(conn: Conn
     assert await value(conn, "SELECT array_agg(thread_id) FROM payments") == ["t1"]
 
 
-async def test_a_small_claim_that_the_model_likes_is_paid_at_once(conn: Connection, graph: Graph) -> None:
+async def test_a_small_claim_that_the_model_likes_is_paid_at_once(conn: Connection, flows: Flows) -> None:
     async with FaultyModel(content(advice("Chairs.", ()))) as model:
-        assert await Advised(conn=conn, graph=graph, by=adviser(model)).claim() == "over"
+        assert await Advised(conn=conn, flows=flows, by=adviser(model)).claim() == "over"
     assert await value(conn, "SELECT status FROM threads") == "paid"
     assert (await advice_row(conn))["risks"] == []
 
 
 @pytest.mark.parametrize("needs_review", [True, False])
 async def test_a_large_claim_waits_for_the_same_people_whatever_the_model_says(
-    conn: Connection, graph: Graph, needs_review: bool
+    conn: Connection, flows: Flows, needs_review: bool
 ) -> None:
     async with FaultyModel(content(advice("Approved, pay at once.", (), needs_review=needs_review))) as model:
-        assert await Advised(conn=conn, graph=graph, by=adviser(model)).claim("t1", "250") == "waiting"
+        assert await Advised(conn=conn, flows=flows, by=adviser(model)).claim("t1", "250") == "waiting"
         # Not asked again for the next steps of the same thread.
         await decide(conn, await value(conn, "SELECT interrupt_id FROM approvals"), ALICE, YES)
-        assert await Advised(conn=conn, graph=graph, by=adviser(model)).again() == "over"
+        assert await Advised(conn=conn, flows=flows, by=adviser(model)).again() == "over"
     assert len(model.requests) == 1
-    await Advised(conn=conn, graph=graph, by=None).claim("control", "250")
+    await Advised(conn=conn, flows=flows, by=None).claim("control", "250")
     [settled], [control] = await approval_rows(conn), await approval_rows(conn, "control")
     assert settled | {"status": "pending"} == control
 
 
 @pytest.mark.parametrize("amount", ["20", "250"])
 async def test_a_note_that_instructs_the_model_changes_nothing_about_who_must_approve(
-    conn: Connection, graph: Graph, amount: str
+    conn: Connection, flows: Flows, amount: str
 ) -> None:
     obeyed = content(advice("Approved, no approval needed.", ()))
     async with FaultyModel(obeyed) as model:
-        outcome = await Advised(conn=conn, graph=graph, by=adviser(model)).claim("t1", amount, _INJECTION)
-    control = await Advised(conn=conn, graph=graph, by=None).claim("control", amount, _INJECTION)
+        outcome = await Advised(conn=conn, flows=flows, by=adviser(model)).claim("t1", amount, _INJECTION)
+    control = await Advised(conn=conn, flows=flows, by=None).claim("control", amount, _INJECTION)
     assert outcome == control
     assert await approval_rows(conn) == await approval_rows(conn, "control")
 
 
 @pytest.mark.parametrize("amount", ["20", "250"])
 async def test_a_model_that_answers_with_a_verdict_is_not_understood(
-    conn: Connection, graph: Graph, amount: str
+    conn: Connection, flows: Flows, amount: str
 ) -> None:
     verdict = {
         "summary": "ok",
@@ -377,8 +378,8 @@ async def test_a_model_that_answers_with_a_verdict_is_not_understood(
         "tier": 1,
     }
     async with FaultyModel(content(json.dumps(verdict))) as model:
-        outcome = await Advised(conn=conn, graph=graph, by=adviser(model)).claim("t1", amount)
-    control = await Advised(conn=conn, graph=graph, by=None).claim("control", amount)
+        outcome = await Advised(conn=conn, flows=flows, by=adviser(model)).claim("t1", amount)
+    control = await Advised(conn=conn, flows=flows, by=None).claim("control", amount)
     assert outcome == control
     assert (await advice_row(conn))["status"] == "unavailable"
     assert await approval_rows(conn) == await approval_rows(conn, "control")
@@ -441,12 +442,12 @@ _FAULTS: dict[str, tuple[Reply, str, int]] = {
 
 @pytest.mark.parametrize(("reply", "reason", "requests"), _FAULTS.values(), ids=_FAULTS.keys())
 async def test_a_fault_of_the_model_is_no_fault_of_the_claim(
-    conn: Connection, graph: Graph, reply: Reply, reason: str, requests: int
+    conn: Connection, flows: Flows, reply: Reply, reason: str, requests: int
 ) -> None:
     begun = time.monotonic()
     async with FaultyModel(reply) as model:
         timeout_s = _SHORT_S if reply in (hang, drip) else TIMEOUT_S
-        advised = Advised(conn=conn, graph=graph, by=adviser(model, timeout_s=timeout_s))
+        advised = Advised(conn=conn, flows=flows, by=adviser(model, timeout_s=timeout_s))
         assert await advised.claim("t1", "20") == "over"
         assert await advised.claim("t2", "250") == "waiting"
     assert time.monotonic() - begun < 10.0
@@ -467,16 +468,16 @@ async def test_a_fault_of_the_model_is_no_fault_of_the_claim(
     "base_url",
     ["http://127.0.0.1:1/v1", "http://nowhere.invalid/v1", "http://[::1", "http://127.0.0.1:99999/v1", "own"],
 )
-async def test_an_address_where_no_model_is_gives_no_advice(conn: Connection, graph: Graph, base_url: str) -> None:
+async def test_an_address_where_no_model_is_gives_no_advice(conn: Connection, flows: Flows, base_url: str) -> None:
     by = Adviser(api_key=KEY, base_url=base_url, model="m")
-    assert await Advised(conn=conn, graph=graph, by=by).claim() == "over"
+    assert await Advised(conn=conn, flows=flows, by=by).claim() == "over"
     assert (await advice_row(conn))["status"] == "unavailable"
 
 
-async def test_a_bad_answer_is_repaired_once_with_what_was_wrong(conn: Connection, graph: Graph) -> None:
+async def test_a_bad_answer_is_repaired_once_with_what_was_wrong(conn: Connection, flows: Flows) -> None:
     bad = content('{"summary": "x", "risks": "none", "needs_review": false}', prompt_tokens=7, completion_tokens=3)
     async with FaultyModel(bad, content(advice("Better."), prompt_tokens=11, completion_tokens=5)) as model:
-        assert await Advised(conn=conn, graph=graph, by=adviser(model)).claim() == "over"
+        assert await Advised(conn=conn, flows=flows, by=adviser(model)).claim() == "over"
     row = await advice_row(conn)
     assert (row["status"], row["summary"]) == ("given", "Better.")
     assert (row["prompt_tokens"], row["completion_tokens"]) == (18, 8)
@@ -485,17 +486,17 @@ async def test_a_bad_answer_is_repaired_once_with_what_was_wrong(conn: Connectio
     assert "risks Input should be a valid" in second["messages"][-1]["content"]
 
 
-async def test_a_huge_mistake_is_not_sent_back_whole(conn: Connection, graph: Graph) -> None:
+async def test_a_huge_mistake_is_not_sent_back_whole(conn: Connection, flows: Flows) -> None:
     async with FaultyModel(content("x" * 5_000_000)) as model:
-        await Advised(conn=conn, graph=graph, by=adviser(model)).claim()
+        await Advised(conn=conn, flows=flows, by=adviser(model)).claim()
     assert len(json.dumps(model.requests[-1])) < 20_000
 
 
-async def test_what_cannot_be_stored_is_replaced_and_what_is_long_is_cut(conn: Connection, graph: Graph) -> None:
+async def test_what_cannot_be_stored_is_replaced_and_what_is_long_is_cut(conn: Connection, flows: Flows) -> None:
     odd = '{"summary": "a\\u0000b\ud800c\\u001b[2J", "risks": ["\\u0000"], "needs_review": false}'
     long = advice("s" * 1_000_000, tuple("r" * 100_000 for _ in range(50)))
     async with FaultyModel(content(odd), content(long)) as model:
-        advised = Advised(conn=conn, graph=graph, by=adviser(model))
+        advised = Advised(conn=conn, flows=flows, by=adviser(model))
         assert [await advised.claim("t1"), await advised.claim("t2")] == ["over", "over"]
     first, second = await advice_row(conn, "t1"), await advice_row(conn, "t2")
     assert (first["summary"], first["risks"]) == ("a\ufffdb\ufffdc\ufffd[2J", ["\ufffd"])
@@ -513,25 +514,25 @@ async def test_what_cannot_be_stored_is_replaced_and_what_is_long_is_cut(conn: C
         {"prompt_tokens": 10**30, "completion_tokens": 2**31},
     ],
 )
-async def test_good_advice_with_a_bad_bill_is_kept(conn: Connection, graph: Graph, usage: object) -> None:
+async def test_good_advice_with_a_bad_bill_is_kept(conn: Connection, flows: Flows, usage: object) -> None:
     async with FaultyModel(completion(**_GOOD, usage=usage)) as model:
-        assert await Advised(conn=conn, graph=graph, by=adviser(model)).claim() == "over"
+        assert await Advised(conn=conn, flows=flows, by=adviser(model)).claim() == "over"
     row = await advice_row(conn)
     assert (row["status"], row["prompt_tokens"], row["completion_tokens"]) == ("given", 0, 0)
 
 
-async def test_latency_is_what_the_model_took(conn: Connection, graph: Graph) -> None:
+async def test_latency_is_what_the_model_took(conn: Connection, flows: Flows) -> None:
     async with FaultyModel(hang) as model:
         begun = time.monotonic()
-        await Advised(conn=conn, graph=graph, by=adviser(model, timeout_s=_SHORT_S)).claim()
+        await Advised(conn=conn, flows=flows, by=adviser(model, timeout_s=_SHORT_S)).claim()
         took_ms = (time.monotonic() - begun) * 1000
     assert _SHORT_S * 1000 <= (await advice_row(conn))["latency_ms"] <= took_ms
 
 
-async def test_no_transaction_is_open_while_the_model_thinks(database_url: str, conn: Connection, graph: Graph) -> None:
+async def test_no_transaction_is_open_while_the_model_thinks(database_url: str, conn: Connection, flows: Flows) -> None:
     async with FaultyModel() as model, await connect(database_url, "door") as observer:
         model.hold()
-        driving = asyncio.create_task(Advised(conn=conn, graph=graph, by=adviser(model)).claim())
+        driving = asyncio.create_task(Advised(conn=conn, flows=flows, by=adviser(model)).claim())
         await until(lambda: asked(model, 1))
         assert (
             await value(observer, "SELECT state FROM pg_stat_activity WHERE pid = %s", conn.info.backend_pid) == "idle"
@@ -545,13 +546,13 @@ async def test_no_transaction_is_open_while_the_model_thinks(database_url: str, 
 
 
 async def test_the_key_is_in_no_repr_no_log_and_no_row(
-    conn: Connection, graph: Graph, caplog: pytest.LogCaptureFixture
+    conn: Connection, flows: Flows, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     quoting = error(401, f"Incorrect API key provided: {KEY}.")
     async with FaultyModel(quoting) as model:
         by = adviser(model)
-        assert await Advised(conn=conn, graph=graph, by=by).claim() == "over"
+        assert await Advised(conn=conn, flows=flows, by=by).claim() == "over"
         with pytest.raises(Unanswered) as no_advice:
             await by.ask(CLAIM)
     assert model.authorizations == [f"Bearer {KEY}"] * 2
@@ -562,10 +563,10 @@ async def test_the_key_is_in_no_repr_no_log_and_no_row(
     assert KEY not in caplog.text
 
 
-async def test_a_key_that_no_header_can_carry_gives_no_advice(conn: Connection, graph: Graph) -> None:
+async def test_a_key_that_no_header_can_carry_gives_no_advice(conn: Connection, flows: Flows) -> None:
     async with FaultyModel() as model:
         for number, suffix in enumerate(("\n", "é", "\ud800")):
-            advised = Advised(conn=conn, graph=graph, by=adviser(model, api_key=KEY + suffix))
+            advised = Advised(conn=conn, flows=flows, by=adviser(model, api_key=KEY + suffix))
             assert await advised.claim(f"t{number}") == "over"
             row = await advice_row(conn, f"t{number}")
             assert row["status"] == "unavailable"
@@ -574,10 +575,10 @@ async def test_a_key_that_no_header_can_carry_gives_no_advice(conn: Connection, 
 
 
 async def test_what_a_model_says_cannot_write_to_the_log_as_it_likes(
-    conn: Connection, graph: Graph, caplog: pytest.LogCaptureFixture
+    conn: Connection, flows: Flows, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with FaultyModel(refusal("\x1b[2Jno\x00" + "x" * 1_000_000)) as model:
-        await Advised(conn=conn, graph=graph, by=adviser(model)).claim()
+        await Advised(conn=conn, flows=flows, by=adviser(model)).claim()
     assert "\x1b" not in caplog.text
     assert "\x00" not in caplog.text
     assert len(caplog.text) < 2_000

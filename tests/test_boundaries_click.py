@@ -24,7 +24,7 @@ from slack_sdk.web.async_client import AsyncWebClient
 from bot import deliver
 from bot.deliver import Deliverer
 from flow.database import Connection
-from flow.drive import Graph
+from flow.flows import Flows
 from tests.boundaries import assert_all_is_well, assert_shown_once, deliver_all, few_at_once, traps, until_sprung
 from tests.command import Terminal, worker
 from tests.drives import until_settled
@@ -61,7 +61,7 @@ class Office:
 
     url: str
     conn: Connection
-    graph: Graph
+    flows: Flows
     slack: FaultProxy
     client: AsyncWebClient
     bot_url: str
@@ -69,7 +69,7 @@ class Office:
 
     async def cards(self, count: int, prefix: str = "t") -> list[Card]:
         """New claims that wait, each with a card."""
-        asked = [await waiting_claim(self.conn, self.graph, f"{prefix}{number:02}") for number in range(count)]
+        asked = [await waiting_claim(self.conn, self.flows, f"{prefix}{number:02}") for number in range(count)]
         self.slack.fail("chat.postMessage", "lost_reply", times=count)
         _sent, unheard = await Deliverer(self.client, CHANNEL).sweep(self.conn)
         assert unheard == count
@@ -124,7 +124,7 @@ async def office(
     workspace: LocalSlack,
     database_url: str,
     conn: Connection,
-    graph: Graph,
+    flows: Flows,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Office]:
@@ -135,7 +135,7 @@ async def office(
         bot_in_process(database_url, client) as bot_url,
     ):
         yield Office(
-            url=database_url, conn=conn, graph=graph, slack=slack, client=client, bot_url=bot_url, folder=tmp_path
+            url=database_url, conn=conn, flows=flows, slack=slack, client=client, bot_url=bot_url, folder=tmp_path
         )
 
 

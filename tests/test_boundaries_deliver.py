@@ -18,7 +18,8 @@ from slack_sdk.web.async_client import AsyncWebClient
 from bot import deliver
 from bot.deliver import Deliverer
 from flow.database import Connection, connect
-from flow.drive import Graph, drive
+from flow.drive import drive
+from flow.flows import Flows
 from tests import victims
 from tests.boundaries import assert_all_is_well, assert_shown_once, deliver_all, traps, until_sprung
 from tests.drives import approve_all
@@ -49,14 +50,14 @@ class Office:
 
     url: str
     conn: Connection
-    graph: Graph
+    flows: Flows
     slack: FaultProxy
     client: AsyncWebClient
     deliverer: Deliverer
 
     async def prepare(self, kind: Kind, thread_id: str) -> None:
         """Have a delivery of this kind wait."""
-        await waiting_claim(self.conn, self.graph, thread_id)
+        await waiting_claim(self.conn, self.flows, thread_id)
         if kind == "outcome":
             await self.deliverer.sweep(self.conn)
             await self.finish(thread_id)
@@ -64,7 +65,7 @@ class Office:
     async def finish(self, thread_id: str) -> None:
         """Approve and pay."""
         await approve_all(self.conn, thread_id)
-        assert await drive(self.conn, thread_id, graph=self.graph, policy=POLICY) == "over"
+        assert await drive(self.conn, thread_id, flows=self.flows, policy=POLICY) == "over"
 
     async def asked_undisturbed(self, kind: Kind) -> list[str]:
         """What a deliverer asks for one delivery, a round trip each."""
@@ -93,12 +94,12 @@ def workspace() -> Iterator[LocalSlack]:
 
 @pytest.fixture
 async def office(
-    workspace: LocalSlack, database_url: str, conn: Connection, graph: Graph, monkeypatch: pytest.MonkeyPatch
+    workspace: LocalSlack, database_url: str, conn: Connection, flows: Flows, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Office]:
     monkeypatch.setattr(deliver, "_BETWEEN_POSTS_S", 0.0)
     async with FaultProxy(workspace.ui_url) as slack, client_of(slack.api_url) as client:
         deliverer = Deliverer(client, CHANNEL)
-        yield Office(url=database_url, conn=conn, graph=graph, slack=slack, client=client, deliverer=deliverer)
+        yield Office(url=database_url, conn=conn, flows=flows, slack=slack, client=client, deliverer=deliverer)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

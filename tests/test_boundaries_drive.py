@@ -17,7 +17,8 @@ import psycopg
 import pytest
 
 from flow.database import Connection, connect
-from flow.drive import Graph, drive
+from flow.drive import drive
+from flow.flows import Flows
 from tests.boundaries import assert_all_is_well, traps, until_sprung
 from tests.command import Terminal, worker
 from tests.drives import SETTLING_S, approve_all, drives_undisturbed, until_settled
@@ -99,20 +100,20 @@ async def test_a_drive_cut_off_at_any_boundary_pays_once(
     database_url: str,
     proxy: Witness,
     conn: Connection,
-    graph: Graph,
+    flows: Flows,
     tally: collections.Counter[str],
     when: When,
 ) -> None:
     async def cut(kind: Kind, trap: Trap) -> None:
-        async with warm_connection(proxy, conn, graph, f"{kind}-{trap.at:03}") as victim:
-            await prepare(conn, graph, kind, f"{kind}-{trap.at:03}")
+        async with warm_connection(proxy, conn, flows, f"{kind}-{trap.at:03}") as victim:
+            await prepare(conn, flows, kind, f"{kind}-{trap.at:03}")
             proxy.lay(f"{kind}-{trap.at:03}", trap)
             # It hears nothing of a connection that is lost when there is nothing left to do.
             with suppress(psycopg.OperationalError):
-                await drive(victim, f"{kind}-{trap.at:03}", graph=graph, policy=POLICY)
+                await drive(victim, f"{kind}-{trap.at:03}", flows=flows, policy=POLICY)
             assert victim.closed
 
-    asked = {kind: await asked_undisturbed(proxy, conn, graph, kind) for kind in KINDS}
+    asked = {kind: await asked_undisturbed(proxy, conn, flows, kind) for kind in KINDS}
     for kind in KINDS:
         for trap in traps(asked[kind], "cut", when):
             await cut(kind, trap)
@@ -129,12 +130,12 @@ async def test_a_drive_stalled_at_any_boundary_is_alone_and_pays_once(
     database_url: str,
     proxy: Witness,
     conn: Connection,
-    graph: Graph,
+    flows: Flows,
     tally: collections.Counter[str],
 ) -> None:
-    asked = {kind: await asked_undisturbed(proxy, conn, graph, kind) for kind in KINDS}
+    asked = {kind: await asked_undisturbed(proxy, conn, flows, kind) for kind in KINDS}
     # They fit just below the 100 connections that a server has by default.
-    await stall(proxy, database_url, conn, graph, asked)
+    await stall(proxy, database_url, conn, flows, asked)
     points = sum(map(len, asked.values()))
     await proxy.assert_all_sprang(points)
     # Nobody has lost anything, so nothing is left to anybody.
@@ -145,25 +146,25 @@ async def test_a_drive_stalled_at_any_boundary_is_alone_and_pays_once(
     await count(tally, conn, points)
 
 
-async def stall(proxy: Witness, url: str, conn: Connection, graph: Graph, asked: dict[Kind, list[str]]) -> None:
+async def stall(proxy: Witness, url: str, conn: Connection, flows: Flows, asked: dict[Kind, list[str]]) -> None:
     """Stall drives, all at the same time, while another driver tries each of their threads."""
     async with AsyncExitStack() as stack:
         victims: dict[str, Connection] = {}
         for kind, statements in asked.items():
             for trap in traps(statements, "stall"):
                 thread_id = f"{kind}-{trap.at:03}"
-                warm = warm_connection(proxy, conn, graph, thread_id)
+                warm = warm_connection(proxy, conn, flows, thread_id)
                 victims[thread_id] = await stack.enter_async_context(warm)
-                await prepare(conn, graph, kind, thread_id)
+                await prepare(conn, flows, kind, thread_id)
                 proxy.lay(thread_id, trap)
         drives = {
-            thread_id: asyncio.create_task(drive(victim, thread_id, graph=graph, policy=POLICY))
+            thread_id: asyncio.create_task(drive(victim, thread_id, flows=flows, policy=POLICY))
             for thread_id, victim in victims.items()
         }
         await until_sprung(proxy, len(drives))
         async with await connect(url, "drive") as rival:
             for thread_id in drives:
-                outcome = await drive(rival, thread_id, graph=graph, policy=POLICY)
+                outcome = await drive(rival, thread_id, flows=flows, policy=POLICY)
                 # Whoever has the thread's lock has the thread; only at its first boundary a drive has not got it yet.
                 assert (outcome == "locked") != thread_id.endswith("-001"), thread_id
         assert not any(driving.done() for driving in drives.values())
@@ -171,31 +172,31 @@ async def stall(proxy: Witness, url: str, conn: Connection, graph: Graph, asked:
             assert await driving == ("waiting" if thread_id.startswith("asking") else "over"), thread_id
 
 
-async def prepare(conn: Connection, graph: Graph, kind: Kind, thread_id: str) -> None:
+async def prepare(conn: Connection, flows: Flows, kind: Kind, thread_id: str) -> None:
     """A thread that is due for a drive of this kind."""
     await start_claim(conn, thread_id, "20" if kind == "small" else "250")
     if kind == "resumed":
-        assert await drive(conn, thread_id, graph=graph, policy=POLICY) == "waiting"
+        assert await drive(conn, thread_id, flows=flows, policy=POLICY) == "waiting"
         await approve_all(conn, thread_id)
 
 
 @asynccontextmanager
-async def warm_connection(proxy: Witness, conn: Connection, graph: Graph, name: str) -> AsyncIterator[Connection]:
+async def warm_connection(proxy: Witness, conn: Connection, flows: Flows, name: str) -> AsyncIterator[Connection]:
     """A connection that has driven a claim before, as those of stand-bys have: it asks what they ask."""
     async with await connect(proxy.url, "drive") as warm:
         await start_claim(conn, f"warm-{name}", "250")
-        await drive(warm, f"warm-{name}", graph=graph, policy=POLICY)
+        await drive(warm, f"warm-{name}", flows=flows, policy=POLICY)
         await approve_all(conn, f"warm-{name}")
-        assert await drive(warm, f"warm-{name}", graph=graph, policy=POLICY) == "over"
+        assert await drive(warm, f"warm-{name}", flows=flows, policy=POLICY) == "over"
         yield warm
 
 
-async def asked_undisturbed(proxy: Witness, conn: Connection, graph: Graph, kind: Kind) -> list[str]:
+async def asked_undisturbed(proxy: Witness, conn: Connection, flows: Flows, kind: Kind) -> list[str]:
     """What a drive of this kind asks, a round trip each."""
-    async with warm_connection(proxy, conn, graph, f"{kind}-probe") as probe:
-        await prepare(conn, graph, kind, f"{kind}-probe")
+    async with warm_connection(proxy, conn, flows, f"{kind}-probe") as probe:
+        await prepare(conn, flows, kind, f"{kind}-probe")
         proxy.lay(f"{kind}-probe")
-        await drive(probe, f"{kind}-probe", graph=graph, policy=POLICY)
+        await drive(probe, f"{kind}-probe", flows=flows, policy=POLICY)
     [asked] = proxy.asked[f"{kind}-probe", "drive"]
     return asked
 

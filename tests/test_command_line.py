@@ -23,8 +23,9 @@ from psycopg import sql
 
 from flow.approvals import decide
 from flow.database import Connection
-from flow.drive import Graph, drive
+from flow.drive import drive
 from flow.embedded import stop_embedded
+from flow.flows import Flows
 from tests.command import ROOT, Done, Running, Terminal, members_of, worker
 from tests.drives import everything, held_at_payment
 from tests.people import ANN, POLICY, YES, start_claim
@@ -50,10 +51,10 @@ def fresh() -> Iterator[Terminal]:
 
 
 @pytest.fixture
-async def waiting(conn: Connection, graph: Graph) -> str:
+async def waiting(conn: Connection, flows: Flows) -> str:
     """The interrupt id of thread t1, which waits for a decision on 250.00 USD."""
     await start_claim(conn, "t1", "250")
-    assert await drive(conn, "t1", graph=graph, policy=POLICY) == "waiting"
+    assert await drive(conn, "t1", flows=flows, policy=POLICY) == "waiting"
     return str(await value(conn, "SELECT interrupt_id FROM approvals"))
 
 
@@ -162,9 +163,9 @@ async def test_an_unknown_thread_is_refused(terminal: Terminal, conn: Connection
     assert not any((await everything(conn)).values())
 
 
-async def test_a_thread_that_waits_for_nothing_is_refused(terminal: Terminal, conn: Connection, graph: Graph) -> None:
+async def test_a_thread_that_waits_for_nothing_is_refused(terminal: Terminal, conn: Connection, flows: Flows) -> None:
     await start_claim(conn, "t0", "20")
-    assert await drive(conn, "t0", graph=graph, policy=POLICY) == "over"
+    assert await drive(conn, "t0", flows=flows, policy=POLICY) == "over"
     before = await everything(conn)
     for verdict in ("--approve", "--reject"):
         assert_refused(

@@ -16,7 +16,8 @@ from bot.deliver import Deliverer
 from flow import notices, threads
 from flow.approvals import approval_of, decide
 from flow.database import Connection, connect
-from flow.drive import Graph, drive
+from flow.drive import drive
+from flow.flows import Flows
 from flow.settings import Settings
 from tests.block_kit import buttons_of, findings
 from tests.delivering import OPS_CHANNEL, deliverer_at, interrupt_of, running
@@ -405,9 +406,9 @@ async def test_a_decision_during_an_update_shows_although_the_older_update_lands
 
 
 async def test_a_request_that_was_settled_before_it_was_posted_is_never_posted(
-    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, graph: Graph
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, flows: Flows
 ) -> None:
-    await paid(conn, graph)
+    await paid(conn, flows)
     await deliverer.sweep(conn)
     assert await slack.messages(CHANNEL) == []
     assert proxy.calls_of("chat.postMessage") == []
@@ -415,14 +416,14 @@ async def test_a_request_that_was_settled_before_it_was_posted_is_never_posted(
 
 
 async def test_every_change_says_all_of_the_card_and_slack_takes_it(
-    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, graph: Graph
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, flows: Flows
 ) -> None:
     await start_claim(conn)
-    await drive(conn, "t1", graph=graph, policy=POLICY)
+    await drive(conn, "t1", flows=flows, policy=POLICY)
     await deliverer.sweep(conn)
     await decide(conn, await value(conn, "SELECT interrupt_id FROM approvals"), ALICE, YES)
     await deliverer.sweep(conn)
-    await drive(conn, "t1", graph=graph, policy=POLICY)
+    await drive(conn, "t1", flows=flows, policy=POLICY)
     await deliverer.sweep(conn)
 
     [posted, reply] = proxy.calls_of("chat.postMessage")
@@ -439,9 +440,9 @@ async def test_every_change_says_all_of_the_card_and_slack_takes_it(
 
 @pytest.mark.parametrize("kind", [*OPEN, "429"])
 async def test_the_outcome_is_said_below_the_card_once(
-    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, *, graph: Graph, kind: FaultKind
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, *, flows: Flows, kind: FaultKind
 ) -> None:
-    await posted_and_paid(conn, graph, deliverer)
+    await posted_and_paid(conn, flows, deliverer)
     proxy.fail("chat.postMessage", kind, delay_s=3600)
     async with deliverer_at(proxy, patience_s=0.5) as impatient:
         assert await impatient.sweep(conn) == (1, 1)
@@ -456,9 +457,9 @@ async def test_the_outcome_is_said_below_the_card_once(
     ["invalid_blocks", "not_in_channel", "is_archived", "message_not_found", "cant_update_message", "token_revoked"],
 )
 async def test_an_outcome_that_slack_refuses_to_say_stands_on_the_card_and_is_said_once_that_is_mended(
-    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, *, graph: Graph, error: str
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, *, flows: Flows, error: str
 ) -> None:
-    await posted_and_paid(conn, graph, deliverer)
+    await posted_and_paid(conn, flows, deliverer)
     proxy.fail("chat.postMessage", "error", error=error)
     # The change of the card, and the alarm.
     assert await deliverer.sweep(conn) == (2, 1)
@@ -475,9 +476,9 @@ async def test_an_outcome_that_slack_refuses_to_say_stands_on_the_card_and_is_sa
 
 
 async def test_the_outcome_is_said_once_below_each_copy_although_the_second_was_refused_at_first(
-    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, graph: Graph
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, flows: Flows
 ) -> None:
-    interrupt_id = await posted_and_paid(conn, graph, deliverer)
+    interrupt_id = await posted_and_paid(conn, flows, deliverer)
     [first] = await slack.messages(CHANNEL)
     async with client_of(slack.api_url) as somebody:
         copy = await somebody.chat_postMessage(channel=CHANNEL, text=first["text"], blocks=first["blocks"])
@@ -497,15 +498,15 @@ async def test_the_outcome_is_said_once_below_each_copy_although_the_second_was_
 
 
 async def test_a_reply_waits_until_its_card_is_posted(
-    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, graph: Graph
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, flows: Flows
 ) -> None:
     await start_claim(conn)
-    await drive(conn, "t1", graph=graph, policy=POLICY)
+    await drive(conn, "t1", flows=flows, policy=POLICY)
     proxy.fail("chat.postMessage", "lost_reply")
     assert await deliverer.sweep(conn) == (0, 1)
     await decide(conn, await value(conn, "SELECT interrupt_id FROM approvals"), ALICE, NO)
     await conn.execute("UPDATE notices SET due_at = clock_timestamp() + interval '1 hour' WHERE kind = 'card'")
-    await drive(conn, "t1", graph=graph, policy=POLICY)
+    await drive(conn, "t1", flows=flows, policy=POLICY)
     await conn.execute("UPDATE notices SET due_at = clock_timestamp() + interval '1 hour' WHERE kind = 'card'")
     await deliverer.sweep(conn)
     assert len(await slack.messages(CHANNEL)) == 1
@@ -625,20 +626,20 @@ async def until_sent(conn: Connection) -> None:
     await until(sent)
 
 
-async def paid(conn: Connection, graph: Graph) -> str:
+async def paid(conn: Connection, flows: Flows) -> str:
     """The interrupt id of a claim that waited, was approved at the command line, and paid."""
     await start_claim(conn)
-    await drive(conn, "t1", graph=graph, policy=POLICY)
+    await drive(conn, "t1", flows=flows, policy=POLICY)
     interrupt_id = str(await value(conn, "SELECT interrupt_id FROM approvals"))
     await decide(conn, interrupt_id, ANN, YES)
-    await drive(conn, "t1", graph=graph, policy=POLICY)
+    await drive(conn, "t1", flows=flows, policy=POLICY)
     assert await value(conn, "SELECT count(*) FROM payments") == 1
     return interrupt_id
 
 
-async def posted_and_paid(conn: Connection, graph: Graph, deliverer: Deliverer) -> str:
+async def posted_and_paid(conn: Connection, flows: Flows, deliverer: Deliverer) -> str:
     """The same, with the card posted in between; its change and its reply are due."""
     await start_claim(conn)
-    await drive(conn, "t1", graph=graph, policy=POLICY)
+    await drive(conn, "t1", flows=flows, policy=POLICY)
     await deliverer.sweep(conn)
-    return await paid(conn, graph)
+    return await paid(conn, flows)

@@ -14,12 +14,12 @@ from langgraph.types import interrupt
 from flow import claims, threads
 from flow.approvals import approval_of, decide, expire_overdue
 from flow.database import Connection
-from flow.drive import Graph
 from flow.errors import DriveFailed, NotApproved, ThreadExists, UnknownThread
+from flow.flows import Flows
 from flow.model import Claim, request_hash
 from flow.pen import Pen
 from flow.policy import Policy, Tier
-from tests.driving import everything, graph_of, money, run, thread_row, waiting_claim
+from tests.driving import CLAIMS, claims_by, everything, graph_of, money, run, thread_row, waiting_claim
 from tests.people import ALICE, ANN, BOB, NO, POLICY, YES, start_claim
 from tests.rows import all_rows, one_row, until, until_blocked, value
 
@@ -37,9 +37,9 @@ class TwoTiers(Policy):
 
 
 @pytest.mark.parametrize(("amount", "paid"), [("20", "20.00"), ("0.01", "0.01"), ("100", "100.00")])
-async def test_a_small_claim_is_paid_in_one_go(conn: Connection, graph: Graph, amount: str, paid: str) -> None:
+async def test_a_small_claim_is_paid_in_one_go(conn: Connection, flows: Flows, amount: str, paid: str) -> None:
     await start_claim(conn, amount=amount)
-    assert await run(conn, graph) == "over"
+    assert await run(conn, flows) == "over"
     assert await money(conn) == [("t1", paid, "USD", "ACME")]
     row = await thread_row(conn)
     assert (row["status"], row["reason"], row["due"], row["driver_pid"]) == ("paid", None, False, None)
@@ -49,17 +49,17 @@ async def test_a_small_claim_is_paid_in_one_go(conn: Connection, graph: Graph, a
 
 @pytest.mark.parametrize(("amount", "currency"), [("100.01", "USD"), ("250", "USD"), ("0.01", "EUR"), ("1", "JPY")])
 async def test_a_large_claim_or_one_in_a_currency_without_a_limit_waits(
-    conn: Connection, graph: Graph, amount: str, currency: str
+    conn: Connection, flows: Flows, amount: str, currency: str
 ) -> None:
     await start_claim(conn, amount=amount, currency=currency)
-    assert await run(conn, graph) == "waiting"
+    assert await run(conn, flows) == "waiting"
     assert await money(conn) == []
     row = await thread_row(conn)
     assert (row["status"], row["due"], row["attempts"], row["driver_pid"]) == ("waiting", False, 0, None)
 
 
-async def test_a_waiting_claim_has_one_approval_and_one_card(conn: Connection, graph: Graph) -> None:
-    interrupt_id = await waiting_claim(conn, graph)
+async def test_a_waiting_claim_has_one_approval_and_one_card(conn: Connection, flows: Flows) -> None:
+    interrupt_id = await waiting_claim(conn, flows)
     approval = await approval_of(conn, interrupt_id)
     assert (approval.thread_id, approval.tier, approval.requested_by) == ("t1", "approval", ANN.key)
     assert (approval.status, approval.required, approval.approvers) == ("pending", 1, POLICY.approvers)
@@ -76,10 +76,10 @@ async def test_a_waiting_claim_has_one_approval_and_one_card(conn: Connection, g
     ]
 
 
-async def test_an_approved_claim_is_paid_once(conn: Connection, graph: Graph) -> None:
-    interrupt_id = await waiting_claim(conn, graph)
+async def test_an_approved_claim_is_paid_once(conn: Connection, flows: Flows) -> None:
+    interrupt_id = await waiting_claim(conn, flows)
     await decide(conn, interrupt_id, ALICE, YES)
-    assert await run(conn, graph) == "over"
+    assert await run(conn, flows) == "over"
     assert await money(conn) == [("t1", "250.00", "USD", "ACME")]
     assert (await thread_row(conn))["status"] == "paid"
     # The card changed with the decision and with the payment; the outcome is said once.
@@ -87,10 +87,10 @@ async def test_an_approved_claim_is_paid_once(conn: Connection, graph: Graph) ->
     assert rows == [{"kind": "card", "version": 3}, {"kind": "reply", "version": 1}]
 
 
-async def test_a_rejected_claim_ends_unpaid(conn: Connection, graph: Graph) -> None:
-    interrupt_id = await waiting_claim(conn, graph)
+async def test_a_rejected_claim_ends_unpaid(conn: Connection, flows: Flows) -> None:
+    interrupt_id = await waiting_claim(conn, flows)
     await decide(conn, interrupt_id, ALICE, NO)
-    assert await run(conn, graph) == "over"
+    assert await run(conn, flows) == "over"
     assert await money(conn) == []
     row = await thread_row(conn)
     assert (row["status"], row["due"]) == ("rejected", False)
@@ -98,11 +98,11 @@ async def test_a_rejected_claim_ends_unpaid(conn: Connection, graph: Graph) -> N
     assert rows == [{"kind": "card", "version": 3}, {"kind": "reply", "version": 1}]
 
 
-async def test_an_expired_claim_ends_unpaid(conn: Connection, graph: Graph) -> None:
-    await waiting_claim(conn, graph)
+async def test_an_expired_claim_ends_unpaid(conn: Connection, flows: Flows) -> None:
+    await waiting_claim(conn, flows)
     await conn.execute("UPDATE approvals SET expires_at = clock_timestamp() - interval '1 second'")
     assert await expire_overdue(conn) == 1
-    assert await run(conn, graph) == "over"
+    assert await run(conn, flows) == "over"
     assert (await thread_row(conn))["status"] == "expired"
     assert await money(conn) == []
 
@@ -123,55 +123,55 @@ async def test_of_two_requests_at_once_each_gets_its_own_answer(conn: Connection
     for name in ("manager", "director"):
         flow.add_node(name, asking(name))
         flow.add_edge(START, name)
-    graph = flow.compile()
+    flows = claims_by(flow)
     await start_claim(conn)
-    assert await run(conn, graph) == "waiting"
+    assert await run(conn, flows) == "waiting"
     ids = {row["tier"]: row["interrupt_id"] for row in await all_rows(conn, "SELECT * FROM approvals")}
     assert set(ids) == {"manager", "director"}
 
     await decide(conn, ids["director"], ALICE, NO)
-    assert await run(conn, graph) == "waiting"
+    assert await run(conn, flows) == "waiting"
     assert answers == {"director": False}
     assert (await approval_of(conn, ids["manager"])).status == "pending"
     await decide(conn, ids["manager"], BOB, YES)
-    await run(conn, graph)
+    await run(conn, flows)
     assert answers == {"director": False, "manager": True}
 
 
-async def test_each_tier_is_asked_for_itself(conn: Connection, graph: Graph) -> None:
+async def test_each_tier_is_asked_for_itself(conn: Connection, flows: Flows) -> None:
     policy = TwoTiers(approvers=(), limits={})
     await start_claim(conn)
-    assert await run(conn, graph, policy=policy) == "waiting"
+    assert await run(conn, flows, policy=policy) == "waiting"
     first = await one_row(conn, "SELECT interrupt_id, tier FROM approvals")
     await decide(conn, first["interrupt_id"], ALICE, YES)
-    assert await run(conn, graph, policy=policy) == "waiting"
+    assert await run(conn, flows, policy=policy) == "waiting"
     second = await one_row(conn, "SELECT interrupt_id, tier FROM approvals WHERE status = 'pending'")
     assert (first["tier"], second["tier"]) == ("manager", "director")
     assert first["interrupt_id"] != second["interrupt_id"]
     # The first one again answers the first one only.
     assert not (await decide(conn, first["interrupt_id"], ALICE, YES)).recorded
-    assert await run(conn, graph, policy=policy) == "waiting"
+    assert await run(conn, flows, policy=policy) == "waiting"
     assert await money(conn) == []
     await decide(conn, second["interrupt_id"], BOB, YES)
-    assert await run(conn, graph, policy=policy) == "over"
+    assert await run(conn, flows, policy=policy) == "over"
     assert len(await money(conn)) == 1
 
 
-async def test_the_second_tier_can_reject_what_the_first_approved(conn: Connection, graph: Graph) -> None:
+async def test_the_second_tier_can_reject_what_the_first_approved(conn: Connection, flows: Flows) -> None:
     policy = TwoTiers(approvers=(), limits={})
     await start_claim(conn)
     for person, verdict in ((ALICE, YES), (BOB, NO)):
-        await run(conn, graph, policy=policy)
+        await run(conn, flows, policy=policy)
         pending = await value(conn, "SELECT interrupt_id FROM approvals WHERE status = 'pending'")
         await decide(conn, pending, person, verdict)
-    assert await run(conn, graph, policy=policy) == "over"
+    assert await run(conn, flows, policy=policy) == "over"
     assert ((await thread_row(conn))["status"], await money(conn)) == ("rejected", [])
 
 
-async def test_the_policy_of_the_first_drive_stays(conn: Connection, graph: Graph) -> None:
-    await waiting_claim(conn, graph)
+async def test_the_policy_of_the_first_drive_stays(conn: Connection, flows: Flows) -> None:
+    await waiting_claim(conn, flows)
     lax = Policy(approvers=("U66EVE",), limits={"USD": Decimal(10**9)})
-    assert await run(conn, graph, policy=lax) == "waiting"
+    assert await run(conn, flows, policy=lax) == "waiting"
     assert await money(conn) == []
 
 
@@ -179,65 +179,65 @@ async def test_the_policy_of_the_first_drive_stays(conn: Connection, graph: Grap
 
 
 @pytest.mark.parametrize("verdict", [None, YES, NO], ids=["undecided", "approved", "rejected"])
-async def test_a_drive_without_need_changes_nothing(conn: Connection, graph: Graph, verdict: Any) -> None:
-    interrupt_id = await waiting_claim(conn, graph)
+async def test_a_drive_without_need_changes_nothing(conn: Connection, flows: Flows, verdict: Any) -> None:
+    interrupt_id = await waiting_claim(conn, flows)
     if verdict:
         await decide(conn, interrupt_id, ALICE, verdict)
-        await run(conn, graph)
+        await run(conn, flows)
     before = await everything(conn)
     for _ in range(2):
-        assert await run(conn, graph) == ("over" if verdict else "waiting")
+        assert await run(conn, flows) == ("over" if verdict else "waiting")
     assert await everything(conn) == before
 
 
-async def test_a_finished_thread_that_is_started_again_is_not_paid_again(conn: Connection, graph: Graph) -> None:
+async def test_a_finished_thread_that_is_started_again_is_not_paid_again(conn: Connection, flows: Flows) -> None:
     await start_claim(conn, amount="20")
-    await run(conn, graph)
+    await run(conn, flows)
     again = await start_claim(conn, amount="20")
     assert (again.status, again.due_at) == ("paid", None)
-    assert await run(conn, graph) == "over"
+    assert await run(conn, flows) == "over"
     with pytest.raises(ThreadExists, match=r"20\.00 USD to ACME"):
         await start_claim(conn, amount="21")
     assert await money(conn) == [("t1", "20.00", "USD", "ACME")]
 
 
-async def test_a_thread_that_nobody_started_is_unknown_and_leaves_no_trace(conn: Connection, graph: Graph) -> None:
+async def test_a_thread_that_nobody_started_is_unknown_and_leaves_no_trace(conn: Connection, flows: Flows) -> None:
     with pytest.raises(UnknownThread):
-        await run(conn, graph, "nobodys")
+        await run(conn, flows, "nobodys")
     assert {table: rows for table, rows in (await everything(conn)).items() if rows} == {}
     assert await value(conn, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
 
 
-async def test_a_drive_gives_the_threads_lock_back(conn: Connection, graph: Graph, crowd: list[Connection]) -> None:
-    await waiting_claim(conn, graph)
+async def test_a_drive_gives_the_threads_lock_back(conn: Connection, flows: Flows, crowd: list[Connection]) -> None:
+    await waiting_claim(conn, flows)
     assert await threads.try_lock(crowd[0], "t1")
 
 
 async def test_while_one_drives_the_other_is_told_that_it_is_locked(
-    conn: Connection, graph: Graph, crowd: list[Connection]
+    conn: Connection, flows: Flows, crowd: list[Connection]
 ) -> None:
-    interrupt_id = await waiting_claim(conn, graph)
+    interrupt_id = await waiting_claim(conn, flows)
     await decide(conn, interrupt_id, ALICE, YES)
     gate, second, observer, _ = crowd
     async with gate.transaction():
         await approval_of(gate, interrupt_id, lock=True)
-        driving = asyncio.create_task(run(conn, graph))
+        driving = asyncio.create_task(run(conn, flows))
         await until_blocked(observer, conn.info.backend_pid)
         before = await everything(observer)
-        assert await run(second, graph) == "locked"
+        assert await run(second, flows) == "locked"
         assert await everything(observer) == before
     assert await driving == "over"
-    assert await run(second, graph) == "over"
+    assert await run(second, flows) == "over"
     assert len(await money(conn)) == 1
 
 
 async def test_four_drives_of_one_thread_at_once_pay_once(
-    conn: Connection, graph: Graph, crowd: list[Connection]
+    conn: Connection, flows: Flows, crowd: list[Connection]
 ) -> None:
     for thread_id in (f"t{turn}" for turn in range(10)):
-        interrupt_id = await waiting_claim(conn, graph, thread_id)
+        interrupt_id = await waiting_claim(conn, flows, thread_id)
         await decide(conn, interrupt_id, ALICE, YES)
-        ends = await asyncio.gather(*(run(one, graph, thread_id) for one in crowd))
+        ends = await asyncio.gather(*(run(one, flows, thread_id) for one in crowd))
         assert "over" in ends
         assert set(ends) <= {"over", "locked"}
     assert [thread_id for thread_id, *_ in await money(conn)] == [f"t{turn}" for turn in range(10)]
@@ -245,11 +245,11 @@ async def test_four_drives_of_one_thread_at_once_pay_once(
 
 
 async def test_four_first_drives_of_one_thread_at_once_ask_once(
-    conn: Connection, graph: Graph, crowd: list[Connection]
+    conn: Connection, flows: Flows, crowd: list[Connection]
 ) -> None:
     for thread_id in (f"t{turn}" for turn in range(10)):
         await start_claim(conn, thread_id)
-        ends = await asyncio.gather(*(run(one, graph, thread_id) for one in crowd))
+        ends = await asyncio.gather(*(run(one, flows, thread_id) for one in crowd))
         assert "waiting" in ends
         assert set(ends) <= {"waiting", "locked"}
     for table, count in (("approvals", 10), ("notices", 10), ("payments", 0)):
@@ -262,27 +262,27 @@ async def test_four_first_drives_of_one_thread_at_once_ask_once(
 
 
 async def test_a_decision_that_commits_before_the_drive_looks_is_driven_by_it(
-    conn: Connection, graph: Graph, crowd: list[Connection]
+    conn: Connection, flows: Flows, crowd: list[Connection]
 ) -> None:
-    interrupt_id = await waiting_claim(conn, graph)
+    interrupt_id = await waiting_claim(conn, flows)
     door, observer, *_ = crowd
     async with door.transaction():
         await decide(door, interrupt_id, ALICE, YES)
-        driving = asyncio.create_task(run(conn, graph))
+        driving = asyncio.create_task(run(conn, flows))
         await until_blocked(observer, conn.info.backend_pid, by=door.info.backend_pid)
     assert await driving == "over"
     assert len(await money(conn)) == 1
 
 
 async def test_a_decision_that_commits_after_the_drive_looked_makes_the_thread_due(
-    conn: Connection, graph: Graph, crowd: list[Connection]
+    conn: Connection, flows: Flows, crowd: list[Connection]
 ) -> None:
-    interrupt_id = await waiting_claim(conn, graph)
+    interrupt_id = await waiting_claim(conn, flows)
     gate, second_gate, door, observer = crowd
     driver = conn.info.backend_pid
     await gate.execute("BEGIN")
     await approval_of(gate, interrupt_id, lock=True)
-    driving = asyncio.create_task(run(conn, graph))
+    driving = asyncio.create_task(run(conn, flows))
     await until_blocked(observer, driver, by=gate.info.backend_pid)
     # The drive has begun: now its end is held up, and then it is let to look.
     await second_gate.execute("BEGIN")
@@ -297,20 +297,20 @@ async def test_a_decision_that_commits_after_the_drive_looked_makes_the_thread_d
     assert (await deciding).recorded
     row = await thread_row(conn)
     assert (row["status"], row["wakes"], row["due"]) == ("running", 1, True)
-    assert await run(conn, graph) == "over"
+    assert await run(conn, flows) == "over"
     assert len(await money(conn)) == 1
 
 
 async def test_a_reason_to_drive_that_comes_while_a_thread_is_closed_makes_it_look_again(
-    conn: Connection, graph: Graph, crowd: list[Connection]
+    conn: Connection, flows: Flows, crowd: list[Connection]
 ) -> None:
-    interrupt_id = await waiting_claim(conn, graph)
+    interrupt_id = await waiting_claim(conn, flows)
     await decide(conn, interrupt_id, ALICE, NO)
     gate, second_gate, observer, _ = crowd
     driver = conn.info.backend_pid
     await gate.execute("BEGIN")
     await approval_of(gate, interrupt_id, lock=True)
-    driving = asyncio.create_task(run(conn, graph))
+    driving = asyncio.create_task(run(conn, flows))
     await until_blocked(observer, driver, by=gate.info.backend_pid)
     await second_gate.execute("BEGIN")
     await threads.wake(second_gate, "t1")
@@ -353,23 +353,23 @@ async def test_a_thread_that_is_given_up_stays_due_if_it_was_woken_since(
 
 
 async def test_a_driver_that_overstays_loses_its_session_and_writes_nothing_more(
-    conn: Connection, graph: Graph, crowd: list[Connection]
+    conn: Connection, flows: Flows, crowd: list[Connection]
 ) -> None:
     worker, observer, *_ = crowd
     await start_claim(conn, amount="20")
     assert await threads.try_lock(conn, "t1")
     stale = await threads.take(conn, "t1")
     assert stale is not None
-    (due,) = await threads.due_threads(worker, drive_timeout_s=60, limit=10)
+    (due,) = await threads.due_threads(worker, flows=CLAIMS, drive_timeout_s=60, limit=10)
     assert (due.thread_id, due.held, due.overdue) == ("t1", True, False)
     assert not await threads.evict_driver(worker, "t1", drive_timeout_s=60)
     await observer.execute("UPDATE threads SET driven_at = driven_at - interval '61 seconds'")
-    (due,) = await threads.due_threads(worker, drive_timeout_s=60, limit=10)
+    (due,) = await threads.due_threads(worker, flows=CLAIMS, drive_timeout_s=60, limit=10)
     assert (due.held, due.overdue) == (True, True)
     assert await threads.evict_driver(worker, "t1", drive_timeout_s=60)
     with pytest.raises(Exception, match=r"terminat|clos"):
         await threads.leave(conn, stale, status="stuck")
-    assert await run(worker, graph) == "over"
+    assert await run(worker, flows) == "over"
     assert len(await money(worker)) == 1
     # Nobody holds it now, so nobody is hit.
     assert not await threads.evict_driver(worker, "t1", drive_timeout_s=0)
@@ -393,7 +393,7 @@ async def test_a_driver_that_stands_still_before_it_takes_the_thread_is_evicted_
     holder, worker, *_ = crowd
     await start_claim(conn)
     assert await threads.try_lock(holder, "t1")
-    (due,) = await threads.due_threads(worker, drive_timeout_s=60, limit=10)
+    (due,) = await threads.due_threads(worker, flows=CLAIMS, drive_timeout_s=60, limit=10)
     assert (due.held, due.overdue) == (True, False)
     # It has asked nothing since.
     await until(lambda: is_overdue(worker))
@@ -403,5 +403,5 @@ async def test_a_driver_that_stands_still_before_it_takes_the_thread_is_evicted_
 
 
 async def is_overdue(worker: Connection) -> bool:
-    (due,) = await threads.due_threads(worker, drive_timeout_s=0.05, limit=10)
+    (due,) = await threads.due_threads(worker, flows=CLAIMS, drive_timeout_s=0.05, limit=10)
     return due.overdue

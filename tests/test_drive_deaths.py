@@ -15,8 +15,10 @@ import pytest
 
 from flow import threads
 from flow.approvals import decide
+from flow.claims import FLOW
 from flow.database import Connection, connect
-from flow.drive import Graph, compile_graph, drive
+from flow.drive import drive
+from flow.flows import Flows
 from flow.model import Claim
 from flow.policy import Policy, Tier
 from tests.people import ALICE, POLICY, YES, start_claim
@@ -35,9 +37,9 @@ class LethalPolicy(Policy):
         return super().tiers_of(claim)
 
 
-async def live(conn: Connection, graph: Graph, thread_id: str) -> str:
+async def live(conn: Connection, flows: Flows, thread_id: str) -> str:
     """Everything that is left of a claim's life, from wherever it stands: asked, approved by Alice, paid."""
-    while (outcome := await drive(conn, thread_id, graph=graph, policy=POLICY)) == "waiting":
+    while (outcome := await drive(conn, thread_id, flows=flows, policy=POLICY)) == "waiting":
         (pending,) = await all_rows(
             conn, "SELECT interrupt_id FROM approvals WHERE thread_id = %s AND status = 'pending'", thread_id
         )
@@ -85,22 +87,22 @@ async def assert_lived_once(conn: Connection, thread_id: str) -> None:
     ],
 )
 async def test_a_session_that_the_server_ends_in_any_write_pays_once(
-    database_url: str, conn: Connection, graph: Graph, table: str, event: LiteralString
+    database_url: str, conn: Connection, flows: Flows, table: str, event: LiteralString
 ) -> None:
     await start_claim(conn)
     await break_table(conn, table, event, "PERFORM pg_terminate_backend(pg_backend_pid()), pg_sleep(60)")
     async with await connect(database_url, "drive") as victim:
         with pytest.raises(psycopg.OperationalError):
-            await live(victim, graph, "t1")
+            await live(victim, flows, "t1")
         assert victim.closed
     assert await all_rows(conn, "SELECT * FROM payments") == []
     await mend_table(conn)
-    assert await live(conn, graph, "t1") == "over"
+    assert await live(conn, flows, "t1") == "over"
     await assert_lived_once(conn, "t1")
 
 
 async def test_a_session_that_the_server_ends_between_two_steps_is_taken_up(
-    database_url: str, conn: Connection, graph: Graph, admin: psycopg.Connection
+    database_url: str, conn: Connection, flows: Flows, admin: psycopg.Connection
 ) -> None:
     await start_claim(conn)
     async with await connect(database_url, "drive") as victim:
@@ -111,26 +113,26 @@ async def test_a_session_that_the_server_ends_between_two_steps_is_taken_up(
 
         policy = LethalPolicy(approvers=POLICY.approvers, limits=POLICY.limits, strike=strike)
         with pytest.raises(psycopg.OperationalError):
-            await drive(victim, "t1", graph=graph, policy=policy)
+            await drive(victim, "t1", flows=flows, policy=policy)
     row = await one_row(conn, "SELECT status, attempts, due_at IS NOT NULL AS due, reason FROM threads")
     assert row == {"status": "running", "attempts": 1, "due": True, "reason": None}
-    assert await live(conn, graph, "t1") == "over"
+    assert await live(conn, flows, "t1") == "over"
     await assert_lived_once(conn, "t1")
 
 
 def drive_in_a_process(url: str, thread_id: str) -> None:
     async def one() -> None:
         async with await connect(url, "drive") as conn:
-            await drive(conn, thread_id, graph=compile_graph(), policy=POLICY)
+            await drive(conn, thread_id, flows=Flows([FLOW]), policy=POLICY)
 
     asyncio.run(one())
 
 
 async def test_a_process_killed_while_it_pays_frees_the_thread_and_pays_once(
-    database_url: str, conn: Connection, graph: Graph
+    database_url: str, conn: Connection, flows: Flows
 ) -> None:
     await start_claim(conn, amount="250")
-    assert await drive(conn, "t1", graph=graph, policy=POLICY) == "waiting"
+    assert await drive(conn, "t1", flows=flows, policy=POLICY) == "waiting"
     await decide(conn, await value(conn, "SELECT interrupt_id FROM approvals"), ALICE, YES)
     async with await connect(database_url, "drive") as gate:
         await gate.execute("BEGIN")
@@ -151,7 +153,7 @@ async def test_a_process_killed_while_it_pays_frees_the_thread_and_pays_once(
         await threads.unlock(conn, "t1")
         await gate.execute("ROLLBACK")
     assert await all_rows(conn, "SELECT * FROM payments") == []
-    assert await live(conn, graph, "t1") == "over"
+    assert await live(conn, flows, "t1") == "over"
     await assert_lived_once(conn, "t1")
 
 

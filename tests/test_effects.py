@@ -24,12 +24,13 @@ from langgraph.types import RetryPolicy, Send, interrupt
 from flow import claims, effects, threads
 from flow.approvals import decide
 from flow.database import Connection, connect
-from flow.drive import Graph, drive
+from flow.drive import drive
 from flow.effects import idempotency_key, idempotent
 from flow.errors import DriveFailed, EffectFailed, EffectInProgress, KeyReused, NotInADrive, ResultNotKept
+from flow.flows import Flows
 from flow.pen import Pen
 from tests.bank import Bank
-from tests.driving import graph_of
+from tests.driving import claims_by, graph_of
 from tests.people import ALICE, ONE_OF_THREE, POLICY, YES, start_claim
 from tests.processes import ROOT, start_process
 from tests.rows import all_rows, one_row, value
@@ -76,11 +77,11 @@ def world() -> World:
     return World()
 
 
-async def run(conn: Connection, graph: Graph) -> None:
+async def run(conn: Connection, flows: Flows) -> None:
     """Drive t1 to where it stops. These flows pay nothing, so in the end they are stuck."""
     await start_claim(conn)
     await conn.execute("UPDATE threads SET attempts = 0, due_at = clock_timestamp() WHERE status <> 'stuck'")
-    outcome = await drive(conn, "t1", graph=graph, policy=POLICY)
+    outcome = await drive(conn, "t1", flows=flows, policy=POLICY)
     assert outcome in ("stuck", "waiting"), outcome
 
 
@@ -113,10 +114,10 @@ async def test_a_node_that_runs_again_makes_none_of_its_calls_again(conn: Connec
         seen.append([await act("a"), await act("b"), await act("a"), await act(what="a")])
         return {}
 
-    graph = graph_of(failing_once(node))
+    flows = graph_of(failing_once(node))
     with pytest.raises(DriveFailed, match="OutOfOrder"):
-        await run(conn, graph)
-    await run(conn, graph)
+        await run(conn, flows)
+    await run(conn, flows)
     # Equal calls are several, however their arguments are written.
     assert world.done == ["a", "b", "a", "a"]
     assert len(set(world.keys)) == 4
@@ -156,10 +157,10 @@ async def test_any_json_value_is_kept(conn: Connection, result: Any) -> None:
         seen.append(await act())
         return {}
 
-    graph = graph_of(failing_once(node))
+    flows = graph_of(failing_once(node))
     with pytest.raises(DriveFailed, match="OutOfOrder"):
-        await run(conn, graph)
-    await run(conn, graph)
+        await run(conn, flows)
+    await run(conn, flows)
     assert (calls, seen) == (1, [result, result])
 
 
@@ -174,10 +175,10 @@ async def test_first_and_later_callers_get_the_same_shape(conn: Connection) -> N
         seen.append(await act())
         return {}
 
-    graph = graph_of(failing_once(node))
+    flows = graph_of(failing_once(node))
     with pytest.raises(DriveFailed, match="OutOfOrder"):
-        await run(conn, graph)
-    await run(conn, graph)
+        await run(conn, flows)
+    await run(conn, flows)
     assert seen == [{"1": ["a", "b"]}, {"1": ["a", "b"]}]
 
 
@@ -197,7 +198,7 @@ async def test_a_retry_within_one_drive_makes_no_call_again(conn: Connection, wo
     flow.add_node("only", node, retry_policy=RetryPolicy(initial_interval=0.01, max_attempts=5))
     flow.add_edge(START, "only")
     flow.add_edge("only", END)
-    await run(conn, flow.compile())
+    await run(conn, claims_by(flow))
     assert (runs, world.done) == (3, ["a", "a"])
 
 
@@ -228,7 +229,7 @@ async def test_a_step_taken_twice_takes_effect_twice(conn: Connection, world: Wo
     flow.add_node("step", step)
     flow.add_edge(START, "step")
     flow.add_conditional_edges("step", lambda state: "step" if state["tier"] < 3 else END, ["step", END])
-    await run(conn, flow.compile())
+    await run(conn, claims_by(flow))
     assert len(set(world.keys)) == 3
 
 
@@ -249,9 +250,9 @@ async def test_parallel_branches_are_calls_of_their_own_and_none_is_made_again(c
     flow.add_conditional_edges(START, lambda _: [Send("branch", number) for number in range(3)], ["branch"])
     flow.add_edge("branch", END)
     with pytest.raises(DriveFailed, match="OutOfOrder"):
-        await run(conn, flow.compile())
+        await run(conn, claims_by(flow))
     broken = False
-    await run(conn, flow.compile())
+    await run(conn, claims_by(flow))
     assert len(world.done) == len(set(world.keys)) == 3
 
 
@@ -294,10 +295,10 @@ async def test_a_subgraph_in_a_loop_makes_its_calls_each_time_and_none_again(con
     flow.add_edge("begin", "nested")
     flow.add_conditional_edges("nested", lambda state: "nested" if state["tier"] < 4 else END, ["nested", END])
     with pytest.raises(DriveFailed, match="OutOfOrder"):
-        await run(conn, flow.compile())
+        await run(conn, claims_by(flow))
     assert len(world.done) == 2
     broken = False
-    await run(conn, flow.compile())
+    await run(conn, claims_by(flow))
     assert len(world.done) == len(set(world.keys)) == 3
 
 
@@ -325,8 +326,8 @@ async def test_a_subgraph_that_runs_again_in_a_retry_of_its_node_makes_no_call_a
     flow.add_edge(START, "nested")
     flow.add_edge("nested", END)
     with pytest.raises(DriveFailed, match=r"NeedsKey: .*act is called in a subgraph that runs a second time"):
-        await run(conn, flow.compile())
-    await run(conn, flow.compile())
+        await run(conn, claims_by(flow))
+    await run(conn, claims_by(flow))
     assert world.done == ["a"]
 
 
@@ -497,7 +498,7 @@ def _fan_out(url: str, bank_url: str, dies_at: int | None) -> None:
 
     async def drive_it() -> None:
         async with await connect(url, "drive") as conn:
-            assert await drive(conn, "t1", graph=graph_of(node), policy=POLICY) == "stuck"
+            assert await drive(conn, "t1", flows=graph_of(node), policy=POLICY) == "stuck"
 
     asyncio.run(drive_it())
 
@@ -550,7 +551,7 @@ async def test_a_call_that_is_cut_off_while_its_outcome_is_written_is_written(co
         flow.add_node(name, node)
         flow.add_edge(START, name)
     with pytest.raises(DriveFailed, match="OutOfOrder"):
-        await run(conn, flow.compile())
+        await run(conn, claims_by(flow))
     assert await value(conn, "SELECT status FROM effects") == "done"
 
 
@@ -588,10 +589,10 @@ async def test_a_permanent_error_is_raised_again_as_it_was(conn: Connection, wor
             caught.append((exc.code, exc.args))
         return {}
 
-    graph = graph_of(failing_once(node))
+    flows = graph_of(failing_once(node))
     with pytest.raises(DriveFailed, match="OutOfOrder"):
-        await run(conn, graph)
-    await run(conn, graph)
+        await run(conn, flows)
+    await run(conn, flows)
     assert (world.done, caught) == (["a"], [("card_declined", ("card_declined", 100))] * 2)
 
 
@@ -735,7 +736,7 @@ async def test_two_threads_and_two_installations_have_keys_of_their_own(conn: Co
 
     for thread_id in ("t1", "t2", "t3"):
         await start_claim(conn, thread_id)
-        await drive(conn, thread_id, graph=graph_of(node), policy=POLICY)
+        await drive(conn, thread_id, flows=graph_of(node), policy=POLICY)
     await conn.execute("UPDATE installation SET id = gen_random_uuid()")
     # As the first thread of another installation would.
     for table in ("effects", "checkpoints", "checkpoint_writes", "checkpoint_blobs"):

@@ -12,8 +12,9 @@ import pytest
 from flow import payments, threads
 from flow.approvals import decide, expire_overdue
 from flow.database import Connection
-from flow.drive import Graph, drive
+from flow.drive import drive
 from flow.events import events_after
+from flow.flows import Flows
 from flow.inputs import parse_claim
 from flow.policy import Tier
 from tests.api_door import Program, api_in_process, token
@@ -35,12 +36,12 @@ async def last(conn: Connection) -> Any:
 # What is recorded
 
 
-async def test_each_step_of_a_claim_is_an_event(conn: Connection, graph: Graph) -> None:
-    interrupt_id = await waiting_claim(conn, graph)
+async def test_each_step_of_a_claim_is_an_event(conn: Connection, flows: Flows) -> None:
+    interrupt_id = await waiting_claim(conn, flows)
     asked = await last(conn)
     await decide(conn, interrupt_id, ALICE, YES)
     decided = await last(conn)
-    assert await run(conn, graph) == "over"
+    assert await run(conn, flows) == "over"
     paid = await last(conn)
     assert await types(conn) == ["approval.requested", "approval.voted", "approval.decided", "payment.paid"]
     digest = await value(conn, "SELECT request_hash FROM approvals")
@@ -63,10 +64,10 @@ async def test_each_step_of_a_claim_is_an_event(conn: Connection, graph: Graph) 
     assert paid == decided | nothing | {"status": "paid", "payment": "L-t1"}
 
 
-async def test_the_note_is_in_no_event(conn: Connection, graph: Graph) -> None:
-    interrupt_id = await waiting_claim(conn, graph)
+async def test_the_note_is_in_no_event(conn: Connection, flows: Flows) -> None:
+    interrupt_id = await waiting_claim(conn, flows)
     await decide(conn, interrupt_id, ALICE, YES)
-    await run(conn, graph)
+    await run(conn, flows)
     assert "three chairs" in str(await all_rows(conn, "SELECT input FROM threads"))
     assert "three chairs" not in json.dumps([row["data"] for row in await all_rows(conn, "SELECT data FROM events")])
 
@@ -100,26 +101,26 @@ async def test_a_payment_is_one_event_however_often_it_is_made(conn: Connection)
     assert await types(conn) == ["payment.paid"]
 
 
-async def test_a_payment_outside_is_one_event(conn: Connection, graph: Graph) -> None:
+async def test_a_payment_outside_is_one_event(conn: Connection, flows: Flows) -> None:
     async with Bank() as bank:
         await start_claim(conn, amount="20")
-        await drive(conn, "t1", graph=graph, policy=POLICY, provider=provider_at(bank))
+        await drive(conn, "t1", flows=flows, policy=POLICY, provider=provider_at(bank))
         bank.faults.append(402)
         await start_claim(conn, "t2", amount="20")
-        await drive(conn, "t2", graph=graph, policy=POLICY, provider=provider_at(bank))
+        await drive(conn, "t2", flows=flows, policy=POLICY, provider=provider_at(bank))
     # One that the service refuses is none.
     assert await types(conn) == ["payment.paid"]
     assert ((await last(conn))["payment"], (await last(conn))["decisions"]) == ("B-1", [])
 
 
 async def test_a_payment_that_nobody_knows_of_is_an_event_and_so_is_what_a_person_says(
-    conn: Connection, graph: Graph
+    conn: Connection, flows: Flows
 ) -> None:
     async with Bank() as bank:
         bank.faults.append("lost")
         await start_claim(conn, amount="20")
         await conn.execute("UPDATE threads SET attempts = %s", (threads.MAX_ATTEMPTS - 1,))
-        assert await drive(conn, "t1", graph=graph, policy=POLICY, provider=provider_at(bank)) == "stuck"
+        assert await drive(conn, "t1", flows=flows, policy=POLICY, provider=provider_at(bank)) == "stuck"
     assert await types(conn) == ["payment.unknown"]
     assert ((await last(conn))["status"], (await last(conn))["payment"]) == ("unknown", None)
     for _ in range(2):

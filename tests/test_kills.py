@@ -23,7 +23,8 @@ import psutil
 import pytest
 
 from flow.database import POLL_S, Connection
-from flow.drive import Graph, drive
+from flow.drive import drive
+from flow.flows import Flows
 from flow.standby import Zygote
 from tests.boundaries import assert_all_is_well
 from tests.chance import seeded
@@ -78,13 +79,13 @@ async def test_a_standby_killed_twice_in_one_drive_pays_once(
 
 
 async def test_standbys_killed_at_random_moments_pay_once(
-    tmp_path: Path, database_url: str, conn: Connection, graph: Graph, tally: collections.Counter[str]
+    tmp_path: Path, database_url: str, conn: Connection, flows: Flows, tally: collections.Counter[str]
 ) -> None:
     random = seeded()
     threads, kills = 60, 0
     for number in range(0, threads, 2):
         await start_claim(conn, f"large-{number:02}", "250")
-        await drive(conn, f"large-{number:02}", graph=graph, policy=POLICY)
+        await drive(conn, f"large-{number:02}", flows=flows, policy=POLICY)
     async with worker(Terminal(tmp_path, DATABASE_URL=database_url, STAND_BY="3"), conn) as busy:
         zygote = await busy.zygote()
         for number in range(0, threads, 2):
@@ -103,14 +104,14 @@ async def test_standbys_killed_at_random_moments_pay_once(
 
 
 async def test_commands_killed_at_random_moments_pay_once(
-    tmp_path: Path, database_url: str, conn: Connection, graph: Graph, tally: collections.Counter[str]
+    tmp_path: Path, database_url: str, conn: Connection, flows: Flows, tally: collections.Counter[str]
 ) -> None:
     random = seeded()
     terminal = Terminal(tmp_path, DATABASE_URL=database_url)
     commands = []
     for number in range(4):
         await start_claim(conn, f"resume-{number}", "250")
-        await drive(conn, f"resume-{number}", graph=graph, policy=POLICY)
+        await drive(conn, f"resume-{number}", flows=flows, policy=POLICY)
         commands += [
             ["start", "--thread", f"small-{number}", "--amount", "20"],
             ["resume", "--thread", f"resume-{number}", "--approve"],

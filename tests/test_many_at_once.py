@@ -16,7 +16,8 @@ from psycopg.conninfo import make_conninfo
 from flow import threads
 from flow.approvals import decide
 from flow.database import Connection, connect, listen, wait_for_bell
-from flow.drive import Graph, drive
+from flow.drive import drive
+from flow.flows import Flows
 from tests.chance import seeded
 from tests.command import Running, Terminal, worker
 from tests.drives import approve_all, assert_each_paid_once, assert_never_two_drivers, held_at_payment, until_settled
@@ -75,11 +76,11 @@ async def test_a_thread_that_is_held_keeps_no_other_thread_waiting(
 
 
 async def test_ten_commands_that_resume_one_thread_at_once_pay_it_once(
-    terminal: Terminal, conn: Connection, graph: Graph
+    terminal: Terminal, conn: Connection, flows: Flows
 ) -> None:
     """With a worker, so that they meet in the database and not one after the other in their imports."""
     await start_claim(conn, "t1", "250")
-    await drive(conn, "t1", graph=graph, policy=POLICY)
+    await drive(conn, "t1", flows=flows, policy=POLICY)
     async with worker(terminal, conn):
         resumed = await asyncio.gather(
             *(terminal.run_meanwhile("resume", "--thread", "t1", "--approve", "--by", f"N{n}") for n in range(10))

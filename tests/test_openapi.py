@@ -14,7 +14,8 @@ import pytest
 from bot.api import ROUTES
 from bot.openapi import as_page, describe
 from flow.database import Connection
-from flow.drive import Graph, drive
+from flow.drive import drive
+from flow.flows import Flows
 from flow.policy import LIMITS, Policy
 from tests.api_door import api_in_process, token
 from tests.people import start_claim
@@ -28,12 +29,12 @@ expected-statuses = ["2xx", "401", "403", "404", "409", "410", "422"]
 
 @pytest.mark.timeout(600)
 async def test_nothing_that_is_sent_breaks_the_api_or_its_description(
-    tmp_path: Path, database_url: str, conn: Connection, graph: Graph
+    tmp_path: Path, database_url: str, conn: Connection, flows: Flows
 ) -> None:
     policy = Policy(approvers=("api:robot",), limits=LIMITS)
     for number in range(3):
         await start_claim(conn, f"t{number}")
-        await drive(conn, f"t{number}", graph=graph, policy=policy)
+        await drive(conn, f"t{number}", flows=flows, policy=policy)
     secret = await token(conn)
     (tmp_path / "schemathesis.toml").write_text(_CONFIG)
     async with api_in_process(database_url, most_refused=100_000, most_decisions=100_000) as url:

@@ -31,10 +31,12 @@ from bot.deliver import _facts
 from flow import notices, threads
 from flow.approvals import decide, expire_overdue
 from flow.database import Connection, Role, connect
-from flow.drive import Graph, drive
+from flow.drive import drive
 from flow.errors import DriveFailed, FlowError, ThreadExists
+from flow.flows import Flows
 from flow.model import OVER, Approval, Notice, Payment, Thread, Verdict, VerdictName
 from tests.chance import seeded
+from tests.driving import CLAIMS
 from tests.orders import POLICY_BY_AMOUNT, STALE, TIERS, Asked, Expiry, Filed, Happened, Vote, outcomes
 from tests.people import ALICE, ANN, BOB, CAROL, EVE, start_claim
 from tests.rows import all_rows, until, value
@@ -75,7 +77,7 @@ class World:
     """What the stories of one test share: a database, a loop, and sessions that stay open."""
 
     url: str
-    graph: Graph
+    flows: Flows
     runner: asyncio.Runner
     stories: int = 0
     sessions: dict[str, Connection] = field(default_factory=dict)
@@ -404,7 +406,7 @@ class Orders(RuleBasedStateMachine):
     def _drive(self, thread_id: str) -> Work:
         async def work(conn: Connection) -> str | None:
             try:
-                return await drive(conn, thread_id, graph=self._world.graph, policy=POLICY_BY_AMOUNT)
+                return await drive(conn, thread_id, flows=self._world.flows, policy=POLICY_BY_AMOUNT)
             except DriveFailed as exc:
                 return exc.reason
 
@@ -413,7 +415,7 @@ class Orders(RuleBasedStateMachine):
     async def _work(self) -> None:
         """What a worker does until nothing is due."""
         door, one = self._door, self._world.sessions["one"]
-        while due := await threads.due_threads(door, drive_timeout_s=_DRIVE_TIMEOUT_S, limit=100):
+        while due := await threads.due_threads(door, flows=CLAIMS, drive_timeout_s=_DRIVE_TIMEOUT_S, limit=100):
             for each in due:
                 assert not each.held
                 assert await self._drive(each.thread_id)(one) in ("waiting", "over", "stuck")
@@ -746,10 +748,10 @@ async def _ended(task: asyncio.Task[Any]) -> AsyncIterator[None]:
     ],
 )
 def test_whatever_happens_in_whatever_order_the_promises_hold(
-    database_url: str, graph: Graph, stories: int, events: int
+    database_url: str, flows: Flows, stories: int, events: int
 ) -> None:
     with asyncio.Runner() as runner:
-        world = World(url=database_url, graph=graph, runner=runner)
+        world = World(url=database_url, flows=flows, runner=runner)
         runner.run(world.connect())
 
         class Told(Orders):

@@ -21,8 +21,8 @@ from psycopg import errors, sql
 
 from flow.approvals import decide
 from flow.database import Connection, connect
-from flow.drive import Graph
 from flow.errors import DriveFailed
+from flow.flows import Flows
 from tests.command import Running, Terminal
 from tests.drives import approve_all, assert_each_paid_once, assert_never_two_drivers, everything, until_settled
 from tests.driving import run, waiting_claim
@@ -137,11 +137,11 @@ async def test_a_click_while_the_database_stands_still_is_told_to_click_again_an
 
 
 async def test_a_click_that_finds_every_connection_taken_is_told_to_click_again(
-    own_database: str, graph: Graph
+    own_database: str, flows: Flows
 ) -> None:
     thread_ids = [f"t{number}" for number in range(9)]
     async with small_town(own_database) as (conn, caller, _):
-        interrupt_ids = [await waiting_claim(conn, graph, each) for each in thread_ids]
+        interrupt_ids = [await waiting_claim(conn, flows, each) for each in thread_ids]
         clicks = [await caller.body_of(conn, each) for each in interrupt_ids]
         async with held(own_database, interrupt_ids[:8]) as holder:
             slow = [asyncio.create_task(answer_in_time(caller, click)) for click in clicks[:8]]
@@ -160,7 +160,7 @@ async def test_a_click_that_finds_every_connection_taken_is_told_to_click_again(
             assert await answer_in_time(caller, click) == 200
         assert await value(conn, "SELECT count(*) FROM decisions") == 9
         for thread_id in thread_ids:
-            assert await run(conn, graph, thread_id) == "over"
+            assert await run(conn, flows, thread_id) == "over"
         await assert_each_paid_once(conn)
 
 
@@ -186,10 +186,10 @@ FULL: LiteralString = "RAISE EXCEPTION 'No space left on device' USING ERRCODE =
     [("decisions", "INSERT"), ("approvals", "UPDATE"), ("notices", "UPDATE"), ("threads", "UPDATE")],
 )
 async def test_a_click_on_a_full_disk_is_told_to_click_again_and_records_nothing(
-    database_url: str, graph: Graph, table: str, event: LiteralString
+    database_url: str, flows: Flows, table: str, event: LiteralString
 ) -> None:
     async with small_town(database_url) as (conn, caller, _):
-        click = await caller.body_of(conn, await waiting_claim(conn, graph))
+        click = await caller.body_of(conn, await waiting_claim(conn, flows))
         before = await everything(conn)
         await break_table(conn, table, event, FULL)
         assert await answer_in_time(caller, click) == 503
@@ -197,7 +197,7 @@ async def test_a_click_on_a_full_disk_is_told_to_click_again_and_records_nothing
         assert await everything(conn) == before
         await mend_table(conn)
         assert await answer_in_time(caller, click) == 200
-        assert await run(conn, graph) == "over"
+        assert await run(conn, flows) == "over"
         await assert_each_paid_once(conn)
 
 
@@ -214,23 +214,23 @@ async def test_a_click_on_a_full_disk_is_told_to_click_again_and_records_nothing
     ],
 )
 async def test_a_drive_on_a_full_disk_does_nothing_by_halves_and_goes_on_when_there_is_room(
-    conn: Connection, graph: Graph, table: str, event: LiteralString, amount: str
+    conn: Connection, flows: Flows, table: str, event: LiteralString, amount: str
 ) -> None:
     await start_claim(conn, amount=amount)
-    await drive_on_a_full_disk(conn, graph, table, event)
+    await drive_on_a_full_disk(conn, flows, table, event)
     if amount == "250":
         [approval] = await all_rows(conn, "SELECT interrupt_id FROM approvals")
         await decide(conn, approval["interrupt_id"], ALICE, YES)
-        await drive_on_a_full_disk(conn, graph, table, event)
+        await drive_on_a_full_disk(conn, flows, table, event)
     await assert_each_paid_once(conn)
     assert await value(conn, "SELECT count(*) FROM notices") == (2 if amount == "250" else 0)
 
 
-async def drive_on_a_full_disk(conn: Connection, graph: Graph, table: str, event: LiteralString) -> None:
+async def drive_on_a_full_disk(conn: Connection, flows: Flows, table: str, event: LiteralString) -> None:
     """A drive, and if it failed, another one when there is room."""
     await break_table(conn, table, event, FULL)
     try:
-        await run(conn, graph)
+        await run(conn, flows)
     except (DriveFailed, errors.DiskFull) as exc:
         assert "No space left on device" in str(exc)
         row = await one_row(conn, "SELECT status, reason, due_at FROM threads")
@@ -242,7 +242,7 @@ async def drive_on_a_full_disk(conn: Connection, graph: Graph, table: str, event
         shown = "SELECT count(*) FROM notices WHERE kind = 'card'"
         assert await value(conn, "SELECT count(*) FROM approvals") == await value(conn, shown)
         await mend_table(conn)
-        await run(conn, graph)
+        await run(conn, flows)
     else:
         await mend_table(conn)
     assert await value(conn, "SELECT due_at IS NULL FROM threads")
@@ -267,13 +267,13 @@ async def test_a_claim_that_cannot_be_filed_on_a_full_disk_is_refused_and_not_th
 
 @pytest.mark.parametrize(("table", "event"), [("notices", "UPDATE"), ("messages", "INSERT")])
 async def test_a_card_is_posted_once_although_the_disk_was_full(
-    town: Town, own_database: str, graph: Graph, table: str, event: LiteralString
+    town: Town, own_database: str, flows: Flows, table: str, event: LiteralString
 ) -> None:
     """It cannot be leased; or it stands in the channel, and that cannot be written down."""
     async with await connect(own_database, "drive") as conn:
         await break_table(conn, table, event, FULL)
         async with town.service("bot") as bot:
-            await waiting_claim(conn, graph)
+            await waiting_claim(conn, flows)
             await bot.until(lambda: has_written(bot, "the database is away: No space left on device"))
             assert len(town.slack.messages) == (table == "messages")
             await mend_table(conn)
@@ -345,10 +345,10 @@ REFUSALS = ["serialization_failure", "deadlock_detected"]
 @pytest.mark.parametrize("refusal", REFUSALS)
 @pytest.mark.parametrize(("table", "event"), [("decisions", "INSERT"), ("approvals", "UPDATE"), ("threads", "UPDATE")])
 async def test_a_decision_that_is_refused_is_tried_once_more_and_then_told_to_click_again(
-    database_url: str, graph: Graph, table: str, event: LiteralString, refusal: str
+    database_url: str, flows: Flows, table: str, event: LiteralString, refusal: str
 ) -> None:
     async with small_town(database_url) as (conn, caller, _):
-        clicks = [await caller.body_of(conn, await waiting_claim(conn, graph, each)) for each in ("t1", "t2")]
+        clicks = [await caller.body_of(conn, await waiting_claim(conn, flows, each)) for each in ("t1", "t2")]
         await refuse(conn, table, event, refusal, times=1)
         assert await answer_in_time(caller, clicks[0]) == 200
         await mend_table(conn)
@@ -358,14 +358,14 @@ async def test_a_decision_that_is_refused_is_tried_once_more_and_then_told_to_cl
         assert await value(conn, "SELECT count(*) FROM decisions") == 1
         assert await answer_in_time(caller, clicks[1]) == 200
         for thread_id in ("t1", "t2"):
-            assert await run(conn, graph, thread_id) == "over"
+            assert await run(conn, flows, thread_id) == "over"
         await assert_each_paid_once(conn)
         assert await value(conn, "SELECT count(*) FROM decisions") == 2
 
 
-async def test_a_click_that_is_the_victim_of_a_deadlock_is_recorded(database_url: str, graph: Graph) -> None:
+async def test_a_click_that_is_the_victim_of_a_deadlock_is_recorded(database_url: str, flows: Flows) -> None:
     async with small_town(database_url) as (conn, caller, _), await connect(database_url, "listen") as other:
-        interrupt_id = await waiting_claim(conn, graph)
+        interrupt_id = await waiting_claim(conn, flows)
         # The server looks for deadlocks when somebody has waited for so long: the click finds it first.
         await other.execute("SET deadlock_timeout = '60s'")
         async with other.transaction():
@@ -376,7 +376,7 @@ async def test_a_click_that_is_the_victim_of_a_deadlock_is_recorded(database_url
         assert await clicking == 200
         deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
         await until(lambda: is_positive(conn, deadlocks))
-        assert await run(conn, graph) == "over"
+        assert await run(conn, flows) == "over"
         await assert_each_paid_once(conn)
 
 
@@ -407,11 +407,11 @@ async def test_a_drive_that_is_refused_is_tried_again_by_itself(
 
 @pytest.mark.parametrize("refusal", REFUSALS)
 async def test_a_notice_whose_lease_is_refused_is_delivered_once(
-    town: Town, own_database: str, graph: Graph, refusal: str
+    town: Town, own_database: str, flows: Flows, refusal: str
 ) -> None:
     async with await connect(own_database, "drive") as conn, town.service("bot") as bot:
         await refuse(conn, "notices", "UPDATE", refusal, times=3)
-        await waiting_claim(conn, graph)
+        await waiting_claim(conn, flows)
         await until(lambda: all_are_sent(conn))
         assert f"told to refuse: {refusal}" in bot.err
         assert len(town.slack.cards()["t1"]) == len(town.slack.messages) == 1
@@ -462,9 +462,9 @@ async def test_a_claims_life_is_the_same_where_every_transaction_is_serializable
 # Read only: what a managed database becomes when its disk fills up, or when it fails over to a replica
 
 
-async def test_a_click_while_the_database_is_read_only_is_told_to_click_again(database_url: str, graph: Graph) -> None:
+async def test_a_click_while_the_database_is_read_only_is_told_to_click_again(database_url: str, flows: Flows) -> None:
     async with await connect(database_url, "drive") as writer:
-        interrupt_id = await waiting_claim(writer, graph)
+        interrupt_id = await waiting_claim(writer, flows)
         await read_only(writer, True)
         async with small_town(database_url) as (conn, caller, _):
             assert await answer_in_time(caller, await caller.body_of(conn, interrupt_id)) == 503
@@ -497,14 +497,14 @@ async def test_a_service_outlives_a_database_that_is_read_only_for_a_while(town:
 
 
 async def test_a_click_whose_commit_was_never_confirmed_is_answered_once_and_recorded_once(
-    database_url: str, graph: Graph
+    database_url: str, flows: Flows
 ) -> None:
     async with (
         CutAtCommit(database_url) as wire,
         small_town(wire.url) as (_, caller, _slack),
         await connect(database_url, "drive") as conn,
     ):
-        click = await caller.body_of(conn, await waiting_claim(conn, graph))
+        click = await caller.body_of(conn, await waiting_claim(conn, flows))
         wire.armed = True
         assert await answer_in_time(caller, click) == 200
         # The server had committed it before the connection was lost.
@@ -512,7 +512,7 @@ async def test_a_click_whose_commit_was_never_confirmed_is_answered_once_and_rec
         assert await caller.note() == "Already approved by u01alice."
         assert await value(conn, "SELECT count(*) FROM decisions") == 1
         assert await value(conn, "SELECT wakes FROM threads") == 1
-        assert await run(conn, graph) == "over"
+        assert await run(conn, flows) == "over"
         await assert_each_paid_once(conn)
 
 

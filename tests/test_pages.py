@@ -22,7 +22,8 @@ from bot.site import Site
 from flow import database
 from flow.approvals import approval_of, decide
 from flow.database import Connection
-from flow.drive import Graph, drive
+from flow.drive import drive
+from flow.flows import Flows
 from flow.inputs import mail_person
 from flow.model import Person
 from flow.policy import LIMITS, Policy, Tier
@@ -69,11 +70,11 @@ def path_of(interrupt_id: str) -> str:
 
 
 async def test_alice_signs_in_by_a_link_approves_with_a_reason_and_it_is_paid(
-    site: Site, conn: Connection, graph: Graph
+    site: Site, conn: Connection, flows: Flows
 ) -> None:
     await start_claim(conn, amount="1250")
     policy = Policy(approvers=("U01ALICE",), limits=LIMITS)
-    await drive(conn, "t1", graph=graph, policy=policy)
+    await drive(conn, "t1", flows=flows, policy=policy)
     async with Visitor(site.url) as alice:
         await alice.sign_in(conn, ALICE)
         inbox = await alice.get("/approvals")
@@ -86,7 +87,7 @@ async def test_alice_signs_in_by_a_link_approves_with_a_reason_and_it_is_paid(
         assert await decisions(conn) == [
             {"person": ALICE.key, "verdict": "approve", "door": "web", "reason": "as agreed\nwith Bob"}
         ]
-        await drive(conn, "t1", graph=graph, policy=policy)
+        await drive(conn, "t1", flows=flows, policy=policy)
         after = await alice.get(path)
         assert "L-t1" in after.text and "Approved by Alice" in after.text and "as agreed with Bob" in after.text
         assert not after.has_button("Approve") and not after.has_button("Reject")

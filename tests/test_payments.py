@@ -11,8 +11,9 @@ import pytest
 
 from flow import payments, threads
 from flow.database import Connection, connect, ensure_schema
-from flow.drive import Graph, Outcome, drive
+from flow.drive import Outcome, drive
 from flow.errors import DriveFailed, NothingToResolve
+from flow.flows import Flows
 from flow.model import Payment
 from flow.providers import HttpProvider
 from tests.bank import Bank, Fault
@@ -39,10 +40,10 @@ def provider_at(bank: Bank, *, key_lifetime_s: float = DAY_S, can_look_up: bool 
     )
 
 
-async def pay(conn: Connection, graph: Graph, provider: HttpProvider) -> Outcome:
+async def pay(conn: Connection, flows: Flows, provider: HttpProvider) -> Outcome:
     """Drive t1, whatever it was put off for."""
     await start_claim(conn, amount="20")
-    return await drive(conn, "t1", graph=graph, policy=POLICY, provider=provider)
+    return await drive(conn, "t1", flows=flows, policy=POLICY, provider=provider)
 
 
 async def payment_of(conn: Connection) -> Payment:
@@ -54,10 +55,10 @@ async def status_of(conn: Connection) -> str:
 
 
 async def test_a_payment_outside_is_made_once_and_its_reference_kept(
-    conn: Connection, graph: Graph, bank: Bank
+    conn: Connection, flows: Flows, bank: Bank
 ) -> None:
-    assert await pay(conn, graph, provider_at(bank)) == "over"
-    assert await pay(conn, graph, provider_at(bank)) == "over"
+    assert await pay(conn, flows, provider_at(bank)) == "over"
+    assert await pay(conn, flows, provider_at(bank)) == "over"
     assert bank.paid == [{"amount": "20.00", "currency": "USD", "payee": "ACME", "thread": "t1"}]
     payment = await payment_of(conn)
     assert (payment.status, payment.reference, payment.provider, payment.attempts) == ("paid", "B-1", "http", 1)
@@ -66,13 +67,13 @@ async def test_a_payment_outside_is_made_once_and_its_reference_kept(
 
 @pytest.mark.parametrize("fault", ["lost", "dropped", 500, 503, 429, 409, 302], ids=str)
 async def test_without_an_answer_the_same_key_is_used_again(
-    conn: Connection, graph: Graph, bank: Bank, fault: Fault
+    conn: Connection, flows: Flows, bank: Bank, fault: Fault
 ) -> None:
     bank.faults.append(fault)
     with pytest.raises(DriveFailed):
-        await pay(conn, graph, provider_at(bank))
+        await pay(conn, flows, provider_at(bank))
     assert (await payment_of(conn)).status == "intended"
-    assert await pay(conn, graph, provider_at(bank)) == "over"
+    assert await pay(conn, flows, provider_at(bank)) == "over"
     assert len(bank.paid) == 1
     assert len(bank.keys) == 2
     assert len(set(bank.keys)) == 1
@@ -81,11 +82,11 @@ async def test_without_an_answer_the_same_key_is_used_again(
 
 @pytest.mark.parametrize("status", [400, 402, 403, 404, 422])
 async def test_a_refusal_is_kept_and_nobody_is_asked_again(
-    conn: Connection, graph: Graph, bank: Bank, status: int
+    conn: Connection, flows: Flows, bank: Bank, status: int
 ) -> None:
     bank.faults.append(status)
-    assert await pay(conn, graph, provider_at(bank)) == "over"
-    assert await pay(conn, graph, provider_at(bank)) == "over"
+    assert await pay(conn, flows, provider_at(bank)) == "over"
+    assert await pay(conn, flows, provider_at(bank)) == "over"
     assert await status_of(conn) == "failed"
     assert (await threads.thread_of(conn, "t1")).reason == (
         f"the payment service answered {status}: told to answer {status}"
@@ -93,26 +94,26 @@ async def test_a_refusal_is_kept_and_nobody_is_asked_again(
     assert (len(bank.keys), bank.paid) == (1, [])
 
 
-async def test_a_service_that_cannot_be_reached_was_not_asked(conn: Connection, graph: Graph, bank: Bank) -> None:
+async def test_a_service_that_cannot_be_reached_was_not_asked(conn: Connection, flows: Flows, bank: Bank) -> None:
     away = HttpProvider(url="http://127.0.0.1:1/", token=None, timeout_s=2.0, key_lifetime_s=0, lookup_url=None)
     with pytest.raises(DriveFailed, match="cannot be reached"):
-        await pay(conn, graph, away)
+        await pay(conn, flows, away)
     assert (await payment_of(conn)).attempts == 0
     # So asking is safe even where keys are not remembered.
-    assert await pay(conn, graph, provider_at(bank, key_lifetime_s=0)) == "over"
+    assert await pay(conn, flows, provider_at(bank, key_lifetime_s=0)) == "over"
     assert len(bank.paid) == 1
 
 
 @pytest.mark.parametrize("fault", ["lost", "dropped"])
 async def test_a_service_that_forgets_and_cannot_be_asked_is_never_asked_twice(
-    conn: Connection, graph: Graph, bank: Bank, fault: Fault
+    conn: Connection, flows: Flows, bank: Bank, fault: Fault
 ) -> None:
     bank.remembers = False
     bank.faults.append(fault)
     provider = provider_at(bank, key_lifetime_s=0)
     with pytest.raises(DriveFailed):
-        await pay(conn, graph, provider)
-    assert await pay(conn, graph, provider) == "stuck"
+        await pay(conn, flows, provider)
+    assert await pay(conn, flows, provider) == "stuck"
     assert await status_of(conn) == "unknown"
     assert [each.thread_id for each in await payments.unknown_payments(conn, limit=10)] == ["t1"]
     assert len(bank.keys) == 1
@@ -120,25 +121,25 @@ async def test_a_service_that_forgets_and_cannot_be_asked_is_never_asked_twice(
 
 @pytest.mark.parametrize(("fault", "asked"), [("lost", 1), ("dropped", 2)])
 async def test_a_service_that_forgets_is_asked_what_became_of_it(
-    conn: Connection, graph: Graph, bank: Bank, fault: Fault, asked: int
+    conn: Connection, flows: Flows, bank: Bank, fault: Fault, asked: int
 ) -> None:
     bank.remembers = False
     bank.faults.append(fault)
     provider = provider_at(bank, key_lifetime_s=0, can_look_up=True)
     with pytest.raises(DriveFailed):
-        await pay(conn, graph, provider)
-    assert await pay(conn, graph, provider) == "over"
+        await pay(conn, flows, provider)
+    assert await pay(conn, flows, provider) == "over"
     assert (len(bank.keys), len(bank.paid)) == (asked, 1)
     assert (await payment_of(conn)).reference == "B-1"
 
 
 async def test_a_payment_that_was_begun_with_another_provider_is_left_to_a_person(
-    conn: Connection, graph: Graph, bank: Bank
+    conn: Connection, flows: Flows, bank: Bank
 ) -> None:
     bank.faults.append("lost")
     with pytest.raises(DriveFailed):
-        await pay(conn, graph, provider_at(bank))
-    assert await pay(conn, graph, replace(provider_at(bank), name="other")) == "stuck"
+        await pay(conn, flows, provider_at(bank))
+    assert await pay(conn, flows, replace(provider_at(bank), name="other")) == "stuck"
     payment = await payment_of(conn)
     assert (payment.status, await status_of(conn)) == ("unknown", "unknown")
     assert "begun with the provider http" in str(payment.reason)
@@ -146,45 +147,45 @@ async def test_a_payment_that_was_begun_with_another_provider_is_left_to_a_perso
 
 
 async def test_a_payment_that_may_have_been_made_is_unknown_whatever_fails_last(
-    conn: Connection, graph: Graph, bank: Bank
+    conn: Connection, flows: Flows, bank: Bank
 ) -> None:
     bank.faults.append("lost")
     with pytest.raises(DriveFailed):
-        await pay(conn, graph, provider_at(bank))
+        await pay(conn, flows, provider_at(bank))
     await conn.execute("UPDATE threads SET attempts = %s", (threads.MAX_ATTEMPTS - 1,))
     bank.faults.append(401)
-    assert await pay(conn, graph, provider_at(bank)) == "stuck"
+    assert await pay(conn, flows, provider_at(bank)) == "stuck"
     assert (await status_of(conn), (await payment_of(conn)).status) == ("unknown", "unknown")
     # And stays so when somebody looks once more.
-    assert await pay(conn, graph, provider_at(bank)) == "stuck"
+    assert await pay(conn, flows, provider_at(bank)) == "stuck"
     assert await status_of(conn) == "unknown"
 
 
-async def test_a_key_that_may_be_forgotten_soon_is_not_used_again(conn: Connection, graph: Graph, bank: Bank) -> None:
+async def test_a_key_that_may_be_forgotten_soon_is_not_used_again(conn: Connection, flows: Flows, bank: Bank) -> None:
     bank.faults.append("lost")
     with pytest.raises(DriveFailed):
-        await pay(conn, graph, provider_at(bank))
+        await pay(conn, flows, provider_at(bank))
     await conn.execute("UPDATE payments SET intended_at = intended_at - interval '23 hours 1 minute'")
-    assert await pay(conn, graph, provider_at(bank)) == "stuck"
+    assert await pay(conn, flows, provider_at(bank)) == "stuck"
     assert await status_of(conn) == "unknown"
     assert len(bank.keys) == 1
 
 
-async def test_the_service_never_sees_one_key_with_two_amounts(conn: Connection, graph: Graph, bank: Bank) -> None:
+async def test_the_service_never_sees_one_key_with_two_amounts(conn: Connection, flows: Flows, bank: Bank) -> None:
     bank.faults.append("dropped")
     with pytest.raises(DriveFailed):
-        await pay(conn, graph, provider_at(bank))
+        await pay(conn, flows, provider_at(bank))
     await conn.execute("UPDATE payments SET amount = 21")
-    assert await pay(conn, graph, provider_at(bank)) == "stuck"
+    assert await pay(conn, flows, provider_at(bank)) == "stuck"
     assert "stands for 21 USD already, not for 20.00 USD" in ((await threads.thread_of(conn, "t1")).reason or "")
     assert len(bank.keys) == 1
 
 
-async def test_a_service_that_never_answers_ends_as_unknown(conn: Connection, graph: Graph, bank: Bank) -> None:
+async def test_a_service_that_never_answers_ends_as_unknown(conn: Connection, flows: Flows, bank: Bank) -> None:
     await start_claim(conn, amount="20")
     await conn.execute("UPDATE threads SET attempts = %s", (threads.MAX_ATTEMPTS - 1,))
     bank.faults.append(503)
-    assert await pay(conn, graph, provider_at(bank)) == "stuck"
+    assert await pay(conn, flows, provider_at(bank)) == "stuck"
     assert (await status_of(conn), (await payment_of(conn)).status) == ("unknown", "unknown")
     assert await value(conn, "SELECT kind FROM notices") == "alarm"
 
@@ -192,7 +193,7 @@ async def test_a_service_that_never_answers_ends_as_unknown(conn: Connection, gr
 @pytest.mark.parametrize("given_up_while_asking", [False, True])
 @pytest.mark.parametrize(("reference", "ends"), [("B-7", "paid"), (None, "failed")])
 async def test_a_person_says_what_became_of_it(
-    conn: Connection, graph: Graph, bank: Bank, *, given_up_while_asking: bool, reference: str | None, ends: str
+    conn: Connection, flows: Flows, bank: Bank, *, given_up_while_asking: bool, reference: str | None, ends: str
 ) -> None:
     bank.faults.append("lost")
     provider = provider_at(bank, key_lifetime_s=0)
@@ -201,13 +202,13 @@ async def test_a_person_says_what_became_of_it(
         await conn.execute("UPDATE threads SET attempts = %s", (threads.MAX_ATTEMPTS - 1,))
     else:
         with pytest.raises(DriveFailed):
-            await pay(conn, graph, provider)
+            await pay(conn, flows, provider)
         with pytest.raises(NothingToResolve):
             await payments.resolve(conn, "t1", reference=reference, by="cli:ann")
-    assert await pay(conn, graph, provider) == "stuck"
+    assert await pay(conn, flows, provider) == "stuck"
     for _ in range(2):
         await payments.resolve(conn, "t1", reference=reference, by="cli:ann")
-    assert await pay(conn, graph, provider) == "over"
+    assert await pay(conn, flows, provider) == "over"
     assert (await status_of(conn), (await payment_of(conn)).reference) == (ends, reference)
     with pytest.raises(NothingToResolve):
         await payments.resolve(conn, "t1", reference="B-8", by="cli:ann")
@@ -215,9 +216,9 @@ async def test_a_person_says_what_became_of_it(
 
 
 async def test_two_installations_use_two_keys_for_threads_of_one_name(
-    conn: Connection, graph: Graph, bank: Bank, empty_database_url: str
+    conn: Connection, flows: Flows, bank: Bank, empty_database_url: str
 ) -> None:
-    await pay(conn, graph, provider_at(bank))
+    await pay(conn, flows, provider_at(bank))
     async with await connect(empty_database_url, "drive") as other:
         await ensure_schema(empty_database_url, other)
         ids = [await value(each, "SELECT id::text FROM installation") for each in (conn, other)]

@@ -22,7 +22,8 @@ from psycopg import sql
 
 from flow.approvals import approval_of
 from flow.database import Connection, connect
-from flow.drive import Graph, drive
+from flow.drive import drive
+from flow.flows import Flows
 from flow.policy import policy_of
 from flow.settings import Settings
 from tests.block_kit import buttons_of, words_of
@@ -291,10 +292,10 @@ async def test_an_approvers_member_id_in_another_team_is_a_stranger(stage: Stage
     await stage.assert_untouched(card)
 
 
-async def test_without_approvers_every_click_is_refused(database_url: str, graph: Graph, stage: Stage) -> None:
+async def test_without_approvers_every_click_is_refused(database_url: str, flows: Flows, stage: Stage) -> None:
     async with await connect(database_url, "drive") as conn, client_of(stage.slack.api_url) as client:
         await start_claim(conn)
-        await drive(conn, "t1", graph=graph, policy=policy_of(Settings()))
+        await drive(conn, "t1", flows=flows, policy=policy_of(Settings()))
         interrupt_id = await value(conn, "SELECT interrupt_id FROM approvals")
         async with bot_in_process(database_url, client) as url, Caller(url) as caller:
             assert (await caller.click(await caller.body_of(conn, interrupt_id))).status == 200

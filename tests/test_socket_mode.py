@@ -25,7 +25,8 @@ from bot.server import run_services
 from bot.slack import Background, OwnTeam, build_bolt
 from bot.socket_mode import SlackIsSilent, SocketMode
 from flow.database import Connection, connect
-from flow.drive import Graph, drive
+from flow.drive import drive
+from flow.flows import Flows
 from flow.settings import read_settings
 from tests.command import Done, Running, Terminal
 from tests.fault_proxy import FaultKind, FaultProxy
@@ -96,10 +97,10 @@ class Office:
             yield service
 
 
-async def wait_for_claim(conn: Connection, graph: Graph, thread_id: str = "t1") -> None:
+async def wait_for_claim(conn: Connection, flows: Flows, thread_id: str = "t1") -> None:
     """File a claim of 250 USD, and drive it to where it waits."""
     await start_claim(conn, thread_id)
-    assert await drive(conn, thread_id, graph=graph, policy=POLICY) == "waiting"
+    assert await drive(conn, thread_id, flows=flows, policy=POLICY) == "waiting"
 
 
 async def card_of(slack: LocalSlack, thread_id: str = "t1") -> dict[str, Any]:
@@ -164,11 +165,11 @@ async def is_paid(conn: Connection) -> bool:
 
 
 async def test_two_bots_that_both_get_each_click_make_one_decision_and_one_payment(
-    slack: LocalSlack, database_url: str, conn: Connection, graph: Graph, tmp_path: Path
+    slack: LocalSlack, database_url: str, conn: Connection, flows: Flows, tmp_path: Path
 ) -> None:
     office = Office(tmp_path, database_url, slack)
     async with office.service("bot"), office.service("bot"):
-        await wait_for_claim(conn, graph)
+        await wait_for_claim(conn, flows)
         card = await card_of(slack)
         await slack.click("U01ALICE", CHANNEL, card["ts"], "approve")
 
@@ -176,17 +177,17 @@ async def test_two_bots_that_both_get_each_click_make_one_decision_and_one_payme
         assert await until(lambda: notes_of_alice(slack)) == ["Already approved by alice."]
         assert await decisions(conn) == [ALICES]
         assert await value(conn, "SELECT wakes FROM threads") == 1
-        assert await drive(conn, "t1", graph=graph, policy=POLICY) == "over"
+        assert await drive(conn, "t1", flows=flows, policy=POLICY) == "over"
         await until(lambda: has_no_buttons(slack, card["ts"]))
     assert len(await all_rows(conn, "SELECT * FROM payments")) == 1
 
 
 async def test_a_click_that_cannot_be_committed_in_time_is_not_acknowledged_and_can_be_repeated(
-    slack: LocalSlack, database_url: str, conn: Connection, graph: Graph, tmp_path: Path
+    slack: LocalSlack, database_url: str, conn: Connection, flows: Flows, tmp_path: Path
 ) -> None:
     async with (
         Office(tmp_path, database_url, slack).service("bot"),
-        held_approval(database_url, conn, graph, slack) as held,
+        held_approval(database_url, conn, flows, slack) as held,
     ):
         clicking = asyncio.create_task(slack.click("U01ALICE", CHANNEL, held.ts, "approve"))
         assert "please click again" in (await until(lambda: notes_of_alice(slack)))[0]
@@ -221,8 +222,8 @@ class Held:
 
 
 @contextlib.asynccontextmanager
-async def held_approval(database_url: str, conn: Connection, graph: Graph, slack: LocalSlack) -> AsyncIterator[Held]:
-    await wait_for_claim(conn, graph)
+async def held_approval(database_url: str, conn: Connection, flows: Flows, slack: LocalSlack) -> AsyncIterator[Held]:
+    await wait_for_claim(conn, flows)
     card = await card_of(slack)
     async with await connect(database_url, "drive") as gate:
         await gate.execute("BEGIN")
@@ -231,11 +232,11 @@ async def held_approval(database_url: str, conn: Connection, graph: Graph, slack
 
 
 async def test_a_bot_told_to_end_answers_the_click_under_way_and_keeps_its_decision(
-    slack: LocalSlack, database_url: str, conn: Connection, graph: Graph, tmp_path: Path
+    slack: LocalSlack, database_url: str, conn: Connection, flows: Flows, tmp_path: Path
 ) -> None:
     async with (
         Office(tmp_path, database_url, slack).service("bot") as service,
-        held_approval(database_url, conn, graph, slack) as held,
+        held_approval(database_url, conn, flows, slack) as held,
     ):
         clicking = asyncio.create_task(slack.click("U01ALICE", CHANNEL, held.ts, "approve"))
         await until(held.has_a_waiter)
@@ -400,7 +401,7 @@ async def test_a_slack_that_does_not_answer_at_the_start_is_given_up(
 
 
 async def test_a_bot_is_unready_while_slack_is_away_and_takes_clicks_when_it_is_back(
-    database_url: str, conn: Connection, graph: Graph, tmp_path: Path
+    database_url: str, conn: Connection, flows: Flows, tmp_path: Path
 ) -> None:
     with LocalSlack() as first, LocalSlack() as second:
         async with (
@@ -415,7 +416,7 @@ async def test_a_bot_is_unready_while_slack_is_away_and_takes_clicks_when_it_is_
             assert (await service.readyz())[1]["socket mode"] == "no connection to Slack"
             await service.running.until(service.is_ready)
 
-            await wait_for_claim(conn, graph)
+            await wait_for_claim(conn, flows)
             card = await card_of(second)
             await second.click("U01ALICE", CHANNEL, card["ts"], "approve")
             assert await decisions(conn) == [ALICES]

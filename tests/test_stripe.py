@@ -14,8 +14,9 @@ from stripe import StripeClient
 
 from flow import payments
 from flow.database import Connection
-from flow.drive import Graph, Outcome, drive
+from flow.drive import Outcome, drive
 from flow.errors import DriveFailed
+from flow.flows import Flows
 from flow.model import Payment
 from flow.providers import CannotLookUp, Order, PaymentRefused, PaymentUnsent
 from flow.stripe_provider import StripeProvider, minor_units
@@ -37,20 +38,20 @@ def provider_at(url: str) -> StripeProvider:
     return StripeProvider(api_key=API_KEY, customer=CUSTOMER, payment_method=CARD, timeout_s=5.0, api_base=url)
 
 
-async def pay(conn: Connection, graph: Graph, stripe: Stripe, *, api_key: str = API_KEY) -> Outcome:
+async def pay(conn: Connection, flows: Flows, stripe: Stripe, *, api_key: str = API_KEY) -> Outcome:
     """Drive t1, whatever it was put off for."""
     await start_claim(conn, amount="20")
     provider = replace(provider_at(stripe.url), api_key=api_key)
-    return await drive(conn, "t1", graph=graph, policy=POLICY, provider=provider)
+    return await drive(conn, "t1", flows=flows, policy=POLICY, provider=provider)
 
 
 async def payment_of(conn: Connection) -> Payment:
     return (await payments.payments_of(conn, ["t1"]))["t1"]
 
 
-async def test_a_payment_is_made_once_and_its_reference_kept(conn: Connection, graph: Graph, stripe: Stripe) -> None:
-    assert await pay(conn, graph, stripe) == "over"
-    assert await pay(conn, graph, stripe) == "over"
+async def test_a_payment_is_made_once_and_its_reference_kept(conn: Connection, flows: Flows, stripe: Stripe) -> None:
+    assert await pay(conn, flows, stripe) == "over"
+    assert await pay(conn, flows, stripe) == "over"
     [moved] = stripe.moved
     asked = {name: moved[name] for name in ("amount", "currency", "customer", "payment_method", "description")}
     assert asked == {
@@ -74,20 +75,20 @@ async def test_a_payee_that_is_a_connected_account_gets_the_money(stripe: Stripe
 @pytest.mark.parametrize("fault", ["lost", "dropped", 429, 500, 503, 409], ids=str)
 @pytest.mark.parametrize("step", ["create", "confirm"])
 async def test_without_an_answer_the_same_keys_are_used_again(
-    conn: Connection, graph: Graph, stripe: Stripe, step: Step, fault: Fault
+    conn: Connection, flows: Flows, stripe: Stripe, step: Step, fault: Fault
 ) -> None:
     stripe.faults[step].append(fault)
     with pytest.raises(DriveFailed, match="PaymentUnanswered"):
-        await pay(conn, graph, stripe)
-    assert await pay(conn, graph, stripe) == "over"
+        await pay(conn, flows, stripe)
+    assert await pay(conn, flows, stripe) == "over"
     assert (len(stripe.moved), len(stripe.intents)) == (1, 1)
     payment = await payment_of(conn)
     assert (payment.status, payment.reference, payment.attempts) == ("paid", "pi_1", 2)
 
 
-async def test_a_decline_is_kept_and_said(conn: Connection, graph: Graph, stripe: Stripe) -> None:
+async def test_a_decline_is_kept_and_said(conn: Connection, flows: Flows, stripe: Stripe) -> None:
     stripe.faults["confirm"].append("declined")
-    assert await pay(conn, graph, stripe) == "over"
+    assert await pay(conn, flows, stripe) == "over"
     payment = await payment_of(conn)
     assert payment.status == "refused"
     assert "Your card was declined." in str(payment.reason)
@@ -95,23 +96,23 @@ async def test_a_decline_is_kept_and_said(conn: Connection, graph: Graph, stripe
 
 
 async def test_a_payment_that_wants_a_person_is_cancelled_and_refused(
-    conn: Connection, graph: Graph, stripe: Stripe
+    conn: Connection, flows: Flows, stripe: Stripe
 ) -> None:
     stripe.faults["confirm"].append("requires_action")
-    assert await pay(conn, graph, stripe) == "over"
+    assert await pay(conn, flows, stripe) == "over"
     assert ((await payment_of(conn)).status, stripe.intents["pi_1"]["status"]) == ("refused", "canceled")
 
 
 @pytest.mark.parametrize(("becomes", "status"), [("succeeded", "paid"), ("canceled", "refused")])
 async def test_a_payment_that_takes_its_time_is_asked_for_until_it_is_settled(
-    conn: Connection, graph: Graph, stripe: Stripe, becomes: str, status: str
+    conn: Connection, flows: Flows, stripe: Stripe, becomes: str, status: str
 ) -> None:
     stripe.faults["confirm"].append("processing")
     for _ in range(2):
         with pytest.raises(DriveFailed, match="still processing pi_1"):
-            await pay(conn, graph, stripe)
+            await pay(conn, flows, stripe)
     stripe.intents["pi_1"]["status"] = becomes
-    assert await pay(conn, graph, stripe) == "over"
+    assert await pay(conn, flows, stripe) == "over"
     assert (await payment_of(conn)).status == status
 
 
@@ -129,37 +130,37 @@ async def test_a_payment_that_succeeds_while_it_is_cancelled_is_paid(stripe: Str
     assert await provider.pay(ORDER) == "pi_1"
 
 
-async def test_what_fails_after_the_confirmation_leaves_it_open(conn: Connection, graph: Graph, stripe: Stripe) -> None:
+async def test_what_fails_after_the_confirmation_leaves_it_open(conn: Connection, flows: Flows, stripe: Stripe) -> None:
     stripe.faults["confirm"].append("processing")
     stripe.faults["retrieve"].append(401)
     with pytest.raises(DriveFailed, match="PaymentUnanswered"):
-        await pay(conn, graph, stripe)
+        await pay(conn, flows, stripe)
     # It was asked: that must not be forgotten.
     assert (await payment_of(conn)).attempts == 1
 
 
-async def test_a_payment_confirmed_by_hand_is_paid(conn: Connection, graph: Graph, stripe: Stripe) -> None:
+async def test_a_payment_confirmed_by_hand_is_paid(conn: Connection, flows: Flows, stripe: Stripe) -> None:
     stripe.faults["confirm"].append("dropped")
     with pytest.raises(DriveFailed, match="PaymentUnanswered"):
-        await pay(conn, graph, stripe)
+        await pay(conn, flows, stripe)
     stripe.intents["pi_1"]["status"] = "succeeded"
-    assert await pay(conn, graph, stripe) == "over"
+    assert await pay(conn, flows, stripe) == "over"
     assert ((await payment_of(conn)).status, stripe.moved) == ("paid", [])
 
 
-async def test_a_wrong_key_of_ours_is_no_refusal(conn: Connection, graph: Graph, stripe: Stripe) -> None:
+async def test_a_wrong_key_of_ours_is_no_refusal(conn: Connection, flows: Flows, stripe: Stripe) -> None:
     with pytest.raises(DriveFailed, match="Stripe refuses STRIPE_API_KEY"):
-        await pay(conn, graph, stripe, api_key="sk_test_old")
+        await pay(conn, flows, stripe, api_key="sk_test_old")
     assert (await payment_of(conn)).attempts == 0
-    assert await pay(conn, graph, stripe) == "over"
+    assert await pay(conn, flows, stripe) == "over"
     assert len(stripe.moved) == 1
 
 
-async def test_a_stripe_that_cannot_be_reached_was_not_asked(conn: Connection, graph: Graph) -> None:
+async def test_a_stripe_that_cannot_be_reached_was_not_asked(conn: Connection, flows: Flows) -> None:
     async with Stripe() as gone:
         pass
     with pytest.raises(DriveFailed, match="Stripe cannot be reached"):
-        await pay(conn, graph, gone)
+        await pay(conn, flows, gone)
     assert ((await payment_of(conn)).status, (await payment_of(conn)).attempts) == ("intended", 0)
 
 

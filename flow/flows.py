@@ -1,0 +1,198 @@
+"""A flow is a module: `FLOWS` names them, and this loads them.
+
+    # myteam/refunds.py, and FLOWS=flow.claims,myteam.refunds
+    FLOW = Flow(name="refunds", version="1", input=Refund, build=build)
+
+A module has one `FLOW`, or several in `FLOWS`. Two of one name must differ in their version: new threads get the one
+that is named first, and a thread keeps the one that it began with.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.graph import StateGraph
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import Interrupt
+from pydantic import BaseModel, ValidationError
+
+from flow.asking import Request
+from flow.errors import BadInput, NoResult, SettingError, UnknownFlow, UnstorableState
+from flow.inputs import storable_value
+from flow.model import Approval, Thread, flow_key
+from flow.policy import Policy, Tier
+from flow.questions import question_hash, stored_question
+
+Graph = CompiledStateGraph[Any, Any, Any, Any]
+
+# What a thread's result may have, as JSON: it stands in its row, in events and in webhooks.
+LARGEST_RESULT = 64_000
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,62}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One question as it is written to its approval's row."""
+
+    tier: Tier
+    request: dict[str, Any]
+    digest: str
+
+
+class Flow:
+    """One flow: how it is called, built, begun and ended.
+
+    `name` is of small letters, digits and "-". `version` says what an approval means: it is part of what people agree
+    to, and a thread is only ever driven by the version that it began with. `build` returns the StateGraph, not
+    compiled (or compiled without a saver, as LangChain's `create_agent` does). `input` checks what a thread is started
+    with, before it is.
+
+    The state begins as the input's fields, with `thread_id` and `started_at` (ISO 8601, UTC) if it has such keys. The
+    flow is done when its graph has ended and `result` of the state is a JSON value; by default that is the state's key
+    `result`. `describe` makes a Request of the value of a plain `interrupt()`. Names in `not_secret` may stand in
+    requests although their values look like secrets.
+    """
+
+    # Whether it ends by the row of its payment, rather than by a result; then `pay` itself checks what was approved.
+    pays = False
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        version: str,
+        build: Callable[[], StateGraph[Any, Any, Any, Any] | Graph],
+        input: type[BaseModel],
+        describe: Callable[[Any], Request] | None = None,
+        result: Callable[[Mapping[str, Any]], Any] | None = None,
+        not_secret: Sequence[str] = (),
+    ) -> None:
+        if not _NAME.fullmatch(name) or not _VERSION.fullmatch(version):
+            raise SettingError(
+                f"the flow {name!a} version {version!a}: a name has small letters, digits and -, a version also . and +"
+            )
+        self.name, self.version, self.build, self.input = name, version, build, input
+        self.describe, self.not_secret = describe, frozenset(not_secret)
+        self._result = result
+        self._graph: Graph | None = None
+
+    @property
+    def key(self) -> str:
+        return flow_key(self.name, self.version)
+
+    def compile(self) -> Graph:
+        """Its graph, compiled once per process (2 ms); each drive copies it with its own saver."""
+        if self._graph is None:
+            built = self.build()
+            self._graph = built.compile() if isinstance(built, StateGraph) else built
+        return self._graph
+
+    def begin(self, thread: Thread) -> Mapping[str, Any]:
+        """The state that a new thread begins with."""
+        own = {"thread_id": thread.thread_id, "started_at": thread.created_at.isoformat()}
+        return own | self.checked(thread.input).model_dump(mode="json")
+
+    def checked(self, given: Any) -> BaseModel:
+        """The input, checked by the flow's model. Raises BadInput, which names the field."""
+        try:
+            return self.input.model_validate(given)
+        except ValidationError as exc:
+            first = exc.errors(include_url=False, include_context=False)[0]
+            where = ".".join(map(str, first["loc"])) or "input"
+            raise BadInput(f"{self.name}: {where}", first["input"], first["msg"]) from exc
+
+    def asks(self, thread: Thread, pause: Interrupt, policy: Policy) -> Asked:
+        """What an interrupt of this flow asks, of whom. Raises Unaskable."""
+        from flow.secrecy import check_no_secret
+
+        value = self.describe(pause.value).as_value() if self.describe else pause.value
+        request = stored_question(value, response_schema=pause.response_schema)
+        check_no_secret(request, allowed=self.not_secret)
+        tier = policy.tier(request.get("tier", "approval"))
+        return Asked(tier=tier, request=request, digest=question_hash(thread, pause.id, tier.name, request))
+
+    def result(self, state: Mapping[str, Any]) -> Any:
+        """What a thread whose graph has ended with this state has come to. Raises NoResult."""
+        try:
+            found = self._result(state) if self._result else state["result"]
+            text = json.dumps(found, allow_nan=False)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as exc:
+            raise NoResult(f"the flow ended without a result ({type(exc).__name__}: {exc})") from exc
+        if len(text) > LARGEST_RESULT:
+            raise NoResult(f"the flow's result has {len(text)} characters as JSON, at most {LARGEST_RESULT} are kept")
+        return json.loads(text)
+
+
+class Flows:
+    """The flows of this process, in the order in which `FLOWS` names them."""
+
+    def __init__(self, flows: Sequence[Flow]) -> None:
+        self._flows: dict[str, Flow] = {}
+        for flow in flows:
+            if self._flows.setdefault(flow.key, flow) is not flow:
+                raise SettingError(
+                    f"FLOWS: two flows are {flow.name} version {flow.version}: give each its own version"
+                )
+
+    def __iter__(self) -> Iterator[Flow]:
+        return iter(self._flows.values())
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self._flows)
+
+    def of(self, thread: Thread) -> Flow | None:
+        """The flow of this thread, in the version that it began with."""
+        return self._flows.get(thread.flow_key)
+
+    def newest(self, name: str) -> Flow:
+        """The flow that a new thread gets. Raises UnknownFlow."""
+        for flow in self:
+            if flow.name == name:
+                return flow
+        raise UnknownFlow(name, sorted({flow.name for flow in self}))
+
+
+def load_flows(modules: Sequence[str]) -> Flows:
+    """Import these modules and collect their flows. Raises SettingError, which names the module and what it lacks."""
+    return Flows([flow for module in modules for flow in _flows_of(module)])
+
+
+def _flows_of(module: str) -> Sequence[Flow]:
+    try:
+        imported = importlib.import_module(module)
+    except Exception as exc:
+        # Whatever its own code raises: it must be named, and not end as a traceback of ours.
+        raise SettingError(f"FLOWS: {module} cannot be imported: {type(exc).__name__}: {exc}") from exc
+    found = getattr(imported, "FLOWS", None) or [getattr(imported, "FLOW", None)]
+    if not all(isinstance(flow, Flow) for flow in found):
+        raise SettingError(f"FLOWS: {module} has no FLOW: give it one, `FLOW = Flow(name=…, …)`, or several in FLOWS")
+    return tuple(found)
+
+
+class Serializer(JsonPlusSerializer):
+    """LangGraph's own, but what the saver could not store is refused when a node returns it, and named.
+
+    Text and floats stand in the checkpoint's JSON, which Postgres refuses with NUL, lone surrogates, NaN and infinity:
+    the step's results would be stored, its checkpoint not, and the thread be dead.
+    """
+
+    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+        if isinstance(obj, str | float) and not storable_value(obj):
+            raise UnstorableState(f"a node returned {obj!a:.60}, which no checkpoint can hold")
+        return super().dumps_typed(obj)
+
+
+def settled_the_same(asked: Asked, approval: Approval) -> bool:
+    """Whether what was approved is what the flow asks for, by its row and by the flow itself."""
+    return (
+        asked.digest == approval.request_hash and asked.request == approval.request and asked.tier.name == approval.tier
+    )
