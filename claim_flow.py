@@ -69,13 +69,13 @@ def start(
         raise click.UsageError("Missing option '--amount'.")
     if flow_name not in (None, CLAIM_FLOW) and given is None:
         raise click.UsageError(f"the flow {flow_name} wants its --input")
-    input = fields if given is None else inputs.parse_object(sys.stdin.read() if given == "-" else given)
+    filled = fields if given is None else inputs.parse_object(sys.stdin.read() if given == "-" else given)
 
     async def run(settings: Settings) -> None:
         from flow.starting import filed
         from flow.threads import insert_thread
 
-        new = filed(settings, flow_name or CLAIM_FLOW, input)
+        new = filed(settings, flow_name or CLAIM_FLOW, filled)
         async with _database(settings) as (url, conn):
             await insert_thread(
                 conn,

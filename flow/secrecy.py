@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from flow.errors import SecretInRequest
-
 
 def check_no_secret(request: Mapping[str, Any], *, allowed: Collection[str]) -> None:
     """Raise SecretInRequest for a key or a value that looks like a token, a card or a password."""
