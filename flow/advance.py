@@ -78,6 +78,7 @@ async def _drive_here(url: str, thread_id: str, settings: Settings) -> bool:
                 policy=policy_of(settings),
                 adviser=adviser_of(settings),
                 provider=provider_of(settings),
+                slice_s=settings.drive_slice,
             )
         except DriveFailed:
             return True

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
@@ -55,8 +56,6 @@ from flow.questions import answer_to
 # How a drive ends, unless a step failed and will be tried again.
 Outcome = Literal["locked", "waiting", "over", "stuck", "unavailable", "unfinished"]
 
-# A drive that has lasted for this long stops after the step under way, far below DRIVE_TIMEOUT.
-_SLICE_S = 20.0
 # However fast a flow tells how far it is, its row has it this often.
 _BETWEEN_PROGRESS_S = 0.25
 # LangGraph's own limit is a guard against graphs that never end. Ours is that a drive is counted, and steps go on.
@@ -74,7 +73,7 @@ async def drive(
     policy: Policy,
     adviser: Adviser | None = None,
     provider: Provider | None = None,
-    slice_s: float = _SLICE_S,
+    slice_s: float = math.inf,
 ) -> Outcome:
     """Drive the thread on this connection until it waits for a person or is over, or has been driven for `slice_s`.
 

@@ -63,6 +63,9 @@ def facts_of_thread(
     return _facts(thread=thread_id, claim=claim, status=status, decisions=decisions, payment=reference, result=result)
 
 
+_SHOWN = ("title", "amount", "currency", "payee")
+
+
 def _facts(
     *,
     thread: str,
@@ -79,9 +82,8 @@ def _facts(
     return {
         "thread": thread,
         "interrupt_id": interrupt_id,
-        "amount": claim.get("amount"),
-        "currency": claim.get("currency"),
-        "payee": claim.get("payee"),
+        # A flow's input may have anything under these names.
+        **{name: said if isinstance(said := claim.get(name), str) else None for name in _SHOWN},
         "tier": tier,
         "request_hash": request_hash,
         "status": status,

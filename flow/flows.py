@@ -91,14 +91,18 @@ class Flow:
     def compile(self) -> Graph:
         """Its graph, compiled once per process (2 ms); each drive copies it with its own saver."""
         if self._graph is None:
-            built = self.build()
-            self._graph = built.compile() if isinstance(built, StateGraph) else built
+            try:
+                built = self.build()
+                self._graph = built.compile() if isinstance(built, StateGraph) else built
+            except Exception as exc:
+                # Whatever its own code, or LangGraph, says of it: it must be named, and not end as a traceback of ours.
+                raise SettingError(f"FLOWS: {self.name} cannot be built: {type(exc).__name__}: {exc}") from exc
         return self._graph
 
     def begin(self, thread: Thread) -> Mapping[str, Any]:
         """The state that a new thread begins with."""
         own = {"thread_id": thread.thread_id, "started_at": thread.created_at.isoformat()}
-        return own | self.checked(thread.input).model_dump(mode="json")
+        return self.checked(thread.input).model_dump(mode="json") | own
 
     def checked(self, given: Any) -> BaseModel:
         """The input, checked by the flow's model. Raises BadInput, which names the field."""

@@ -272,6 +272,11 @@ class Settings(BaseSettings):
         return _lists(self.webhook_signing_secrets.get_secret_value() if self.webhook_signing_secrets else "")
 
     @property
+    def drive_slice(self) -> float:
+        """Seconds after which a long drive leaves the rest to the next one, far below DRIVE_TIMEOUT."""
+        return min(20.0, self.drive_timeout / 4)
+
+    @property
     def flow_modules(self) -> tuple[str, ...]:
         return tuple(_split(self.flows))
 

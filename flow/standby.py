@@ -161,7 +161,14 @@ def _run_zygote(ctl: socket.socket) -> NoReturn:
     if adviser is not None:
         import openai  # noqa: F401 (a second that no child should spend)
     asyncio.run(_with_connection(url, rehearse))
-    drive_one = partial(drive, flows=flows, policy=policy_of(settings), adviser=adviser, provider=provider_of(settings))
+    drive_one = partial(
+        drive,
+        flows=flows,
+        policy=policy_of(settings),
+        adviser=adviser,
+        provider=provider_of(settings),
+        slice_s=settings.drive_slice,
+    )
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     # Whoever ends the whole group means the worker, which lets drives under way end.

@@ -225,13 +225,18 @@ async def settle_flows(conn: Connection, flows: Sequence[str]) -> tuple[int, int
         set_aside = 0
         for name, version in missing:
             rows = await conn.execute(
-                f"UPDATE threads SET {_UNAVAILABLE} WHERE flow = %s AND flow_version = %s"
-                " AND due_at < clock_timestamp() - %s * interval '1 second' RETURNING thread_id",
-                (name, version, _GRACE_S),
+                f"UPDATE threads SET {_UNAVAILABLE} WHERE thread_id IN (SELECT thread_id FROM threads"
+                " WHERE flow = %s AND flow_version = %s AND due_at < clock_timestamp() - %s * interval '1 second'"
+                # One that is being driven is not waiting for anybody.
+                " AND NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = threads.driver_pid)"
+                " ORDER BY due_at LIMIT %s FOR UPDATE SKIP LOCKED) RETURNING thread_id",
+                (name, version, _GRACE_S, _MOST_SET_ASIDE),
             )
-            for row in await rows.fetchall():
+            found = await rows.fetchall()
+            set_aside += len(found)
+            for row in found[:1]:
+                # One alarm tells of all that wait for the same.
                 await notices.raise_alarm(conn, row["thread_id"])
-                set_aside += 1
         if taken_up.rowcount or set_aside:
             await ring(conn)
     return taken_up.rowcount, set_aside
@@ -239,6 +244,8 @@ async def settle_flows(conn: Connection, flows: Sequence[str]) -> tuple[int, int
 
 # A worker that is being replaced is not missed.
 _GRACE_S = 10.0
+# At each look: the next one goes on.
+_MOST_SET_ASIDE = 1000
 
 # Every flow that has a thread which is due: one look into the index for each.
 _DUE_FLOWS = """

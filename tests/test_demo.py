@@ -199,7 +199,7 @@ def test_the_demo_shows_a_claim_paid_at_once_and_one_paid_after_a_click(shown: S
         "t1: 250.00 USD is paid, reference L-t1",
     ]
     listed = [line.split()[:4] for line in shown.out.splitlines()[-2:]]
-    assert listed == [["t1", "paid", "250.00", "USD"], ["t0", "paid", "20.00", "USD"]]
+    assert listed == [["t1", "claims", "paid", "250.00"], ["t0", "claims", "paid", "20.00"]]
     assert "by alice (slack:T01TEST/U01ALICE, slack)" in shown.out
 
 

@@ -48,6 +48,7 @@ async def test_each_step_of_a_claim_is_an_event(conn: Connection, flows: Flows) 
     assert asked == {
         "thread": "t1",
         "interrupt_id": interrupt_id,
+        "title": None,
         "amount": "250.00",
         "currency": "USD",
         "payee": "ACME",

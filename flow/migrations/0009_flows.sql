@@ -19,6 +19,9 @@ ALTER TABLE threads
 DROP INDEX threads_due;
 CREATE INDEX threads_due ON threads (flow, flow_version, due_at) WHERE due_at IS NOT NULL;
 
+-- And the worker that brings a flow back, only for those that wait for it.
+CREATE INDEX threads_unavailable ON threads (flow, flow_version) WHERE status = 'unavailable';
+
 -- What a person said beyond yes or no.
 ALTER TABLE decisions ADD COLUMN answer jsonb;
 
