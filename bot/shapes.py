@@ -281,8 +281,10 @@ class EventVote(BaseModel):
 
 class EventData(BaseModel):
     """The facts as they were then. Of an approval, or, if there is no `interrupt_id`, of the thread and all its
-    approvals; `title` is of what another flow than the claims' asks, `payment` is the payment's reference, `result` what
-    a flow without a payment has come to."""
+    approvals.
+
+    `title` is of what another flow than the claims' asks, `payment` is the payment's reference, and `result` is what a
+    flow without a payment has come to."""
 
     thread: ThreadId
     interrupt_id: InterruptId | None

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
+import os
+import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -285,6 +290,52 @@ async def test_a_slice_never_ends_inside_a_step_of_several(conn: Connection) -> 
     assert (await thread_of(conn, "t1")).result == [["left", True], ["right", True]]
 
 
+@pytest.fixture
+async def package(tmp_path: Path, database_url: str) -> AsyncIterator[Terminal]:
+    (tmp_path / "counting.py").write_text(
+        "from tests.test_flows import Total, counting\n"
+        "from flow import Flow\n"
+        "FLOW = Flow(name='counting', version='3', build=counting, input=Total)\n"
+    )
+    yield Terminal(tmp_path, DATABASE_URL=database_url, PYTHONPATH=f"{ROOT}:{tmp_path}")
+
+
+async def test_a_person_who_waits_sees_how_far_it_is_and_a_pipe_gets_the_result_alone(
+    package: Terminal, conn: Connection
+) -> None:
+    package.environment["FLOWS"] = "counting"
+    given = ("--flow", "counting", "--input", '{"total": 400}')
+    seen, out = on_a_screen(package, "start", "--thread", "t1", *given)
+    assert re.search(r"t1 .*\d+/400", seen)
+    assert out.startswith("t1: counting is done: ")
+    piped = package.run("start", "--thread", "t2", *given)
+    assert (piped.code, piped.err) == (0, "")
+    assert re.search(r"progress +400 of 400", package.run("show", "--thread", "t1").out)
+    assert package.run("show", "--thread", "t1", "--json").json["progress"] == {"done": 400, "total": 400}
+
+
+def on_a_screen(terminal: Terminal, *words: str) -> tuple[str, str]:
+    """What a command shows on a terminal as stderr, and what it prints."""
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as screen:
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / "claim_flow.py"), *words],
+            cwd=terminal.folder,
+            env=terminal.environment | {"TERM": "xterm", "COLUMNS": "100"},
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        seen = b""
+        # Linux tells the end of a terminal by EIO.
+        with contextlib.suppress(OSError):
+            while part := screen.read(4096):
+                seen += part
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    return seen.decode(), out.decode()
+
+
 # Versions, and flows that are not here
 
 
@@ -351,16 +402,6 @@ async def test_what_waits_for_a_flow_that_nobody_has_is_set_aside_after_a_grace(
         row["thread_id"]: row["status"] for row in await all_rows(conn, "SELECT thread_id, status FROM threads")
     }
     assert statuses == {"claim": "running"} | dict.fromkeys(("t0", "t1", "t2"), "unavailable")
-
-
-@pytest.fixture
-async def package(tmp_path: Path, database_url: str) -> AsyncIterator[Terminal]:
-    (tmp_path / "counting.py").write_text(
-        "from tests.test_flows import Total, counting\n"
-        "from flow import Flow\n"
-        "FLOW = Flow(name='counting', version='3', build=counting, input=Total)\n"
-    )
-    yield Terminal(tmp_path, DATABASE_URL=database_url, PYTHONPATH=f"{ROOT}:{tmp_path}")
 
 
 async def test_list_shows_what_no_worker_has_and_the_worker_that_has_it_takes_it_up(
