@@ -66,6 +66,7 @@ async def test_the_command_line_starts_it_and_decides(terminal: Terminal) -> Non
         ('{"order": "A", "order": "B", "amount": "2"}', "refunds", "comes twice"),
         ('{"order": "A", "amount": NaN}', "refunds", "NaN"),
         ('{"order": "A\\u0000", "amount": "2"}', "refunds", "cannot be stored"),
+        ('{"order": "A", "amount": 1e999}', "refunds", "cannot be stored"),
         ("[]", "refunds", "must be an object"),
         (INPUT, "refund", "no flow 'refund' here"),
     ],
