@@ -154,7 +154,7 @@ async def _step(run: _Run, pen: Pen, thread: Thread, state: StateSnapshot) -> St
     """Take the one step that the thread's state calls for: the state after it, or how the drive ends."""
     if state.created_at is None:
         return await run.on(run.flow.begin(thread))
-    if state.interrupts:
+    if state.interrupts and not run.leaves_behind(state):
         answers = await _answers_or_wait(pen, run.flow, thread, state.interrupts)
         if answers is None:
             return "waiting"
@@ -180,12 +180,23 @@ class _Run:
         self._pen, self._thread_id, self._until = pen, thread_id, until
         self._config: RunnableConfig = {"configurable": {"thread_id": thread_id}, "recursion_limit": _MOST_STEPS}
         self._place: tuple[object, ...] = ()
+        self._has_caught_up = False
         self._progress: list[int] | None = None
         self._progress_at = 0.0
 
     async def look(self) -> StateSnapshot:
         state: StateSnapshot = await self._graph.aget_state(self._config)
         return state
+
+    def leaves_behind(self, state: StateSnapshot) -> bool:
+        """Whether a branch beside those that ask has failed or was killed: it runs again before the thread waits.
+
+        Once in a drive: of a branch that returned nothing LangGraph does not say that it has ended.
+        """
+        behind = not self._has_caught_up and any(not task.interrupts and task.result is None for task in state.tasks)
+        if behind:
+            self._has_caught_up, self._place = True, ()
+        return behind
 
     async def on(self, input: Any) -> StateSnapshot:
         """Run until the next pause, or until this drive's time is over. Raises RuntimeError if that changed nothing:

@@ -22,6 +22,7 @@ from flow.approvals import approval_of, decide
 from flow.claims import FLOW as CLAIMS
 from flow.database import Connection, connect
 from flow.drive import drive
+from flow.errors import DriveFailed
 from flow.flows import Flows
 from flow.threads import insert_thread, settle_flows, thread_of
 from tests.command import ROOT, Terminal, worker
@@ -116,6 +117,44 @@ async def test_both_answers_at_once_are_both_heard(conn: Connection) -> None:
         await decide(conn, interrupt_id, ANN, YES)
     assert await run(conn, flows) == "over"
     assert (await thread_of(conn, "t1")).result == [["left", True], ["right", True]]
+
+
+@pytest.mark.parametrize("returned", [{"said": ["worked"]}, {}, None])
+async def test_a_branch_that_failed_beside_one_that_asks_is_tried_again_before_the_thread_waits(
+    conn: Connection, returned: Any
+) -> None:
+    tries: list[str] = []
+
+    def asker(_: State) -> State:
+        return {"said": [ask(Request(title="Go on")).approved]}
+
+    def work(_: State) -> Any:
+        tries.append("work")
+        if len(tries) < 3:
+            raise OSError("no route to host")
+        return returned
+
+    def build() -> StateGraph[Any, Any, Any, Any]:
+        graph = StateGraph(State)
+        graph.add_node("ask", asker)
+        graph.add_node("work", work)
+        graph.add_node("end", lambda state: {"result": len(state["said"])})
+        graph.add_edge(START, "ask")
+        graph.add_edge(START, "work")
+        graph.add_edge(["ask", "work"], "end")
+        return graph
+
+    flows = Flows([flow := flow_of(build)])
+    await begin(conn, flow)
+    for _ in range(2):
+        with pytest.raises(DriveFailed, match="no route to host"):
+            await run(conn, flows)
+    assert await run(conn, flows) == "waiting"
+    assert len(tries) == 3
+    await decide(conn, (await pending(conn))["Go on"], ANN, YES)
+    assert await run(conn, flows) == "over"
+    assert len(tries) == 3
+    assert (await thread_of(conn, "t1")).result == (2 if returned else 1)
 
 
 async def test_the_command_line_asks_which_of_several_is_meant(
