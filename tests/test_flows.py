@@ -125,10 +125,10 @@ async def test_a_branch_that_failed_beside_one_that_asks_is_tried_again_before_t
 ) -> None:
     tries: list[str] = []
 
-    def asker(_: State) -> State:
+    def asker(state: State) -> State:
         return {"said": [ask(Request(title="Go on")).approved]}
 
-    def work(_: State) -> Any:
+    def work(state: State) -> Any:
         tries.append("work")
         if len(tries) < 3:
             raise OSError("no route to host")
