@@ -42,9 +42,9 @@ def deliver(state: State) -> State:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         calls = [(url, pool.submit(post, url, state["text"])) for url in state["urls"]]
     # The pool has ended, so each was tried.
-    failed = {url: error for url, call in calls if (error := call.exception())}
+    failed = [f"{url}: {error}" for url, call in calls if (error := call.exception())]
     if failed:
-        raise NotDelivered("; ".join(f"{url}: {error}" for url, error in failed.items()))
+        raise NotDelivered(f"{len(failed)} of {len(calls)} failed, {failed[0]}")
     return {"result": {"delivered": len(calls)}}
 
 
