@@ -5,6 +5,7 @@ What counts is what a service outside has done, which knows idempotency keys as 
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import signal
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from flow.database import Connection
 from flow.errors import BadInput, DriveFailed
-from tests.boundaries import traps, until_sprung
+from tests.boundaries import few_at_once, traps, until_sprung
 from tests.outside import Outside
 from tests.pattern_runs import (
     PATTERNS,
@@ -33,7 +34,7 @@ from tests.people import NO, YES
 from tests.pg_proxy import FaultingProxy, Trap
 from tests.rows import all_rows, value
 
-# Three drives of five are different: a large payment is charged the same way whatever becomes of it.
+# Of their five drives four differ: a large payment is charged the same way whatever becomes of it.
 SMALL = Life(name="small", flow="payment", given={"amount": "1000"}, drives=1, verdict=YES)
 APPROVED = Life(name="approved", flow="payment", given={"amount": "1000.01"}, drives=2, verdict=YES)
 REJECTED = Life(name="rejected", flow="payment", given={"amount": "2000"}, drives=2, verdict=NO)
@@ -62,10 +63,12 @@ async def test_a_payment_killed_at_any_point_charges_once_refunds_at_most_once_a
 
     async def kill(proxy: FaultingProxy, life: Life, number: int, trap: Trap) -> None:
         thread_id = f"{life.name}-{number}-{trap.when}-{trap.at:03}"
-        await life.due(conn, thread_id, number, url=f"{outside.url}/{thread_id}")
+        async with alone:
+            await life.due(conn, thread_id, number, url=f"{outside.url}/{thread_id}")
         proxy.lay(thread_id, trap)
         assert await driven_in_a_process(proxy.url, thread_id) == -signal.SIGKILL
 
+    alone = asyncio.Lock()
     async with FaultingProxy(database_url) as proxy:
         for life, number in DRIVES:
             probe = f"{life.name}-{number}-probe"
@@ -73,8 +76,7 @@ async def test_a_payment_killed_at_any_point_charges_once_refunds_at_most_once_a
             asked = await asked_undisturbed(proxy, probe)
             planned = [*traps(asked, "kill"), *(Trap(at=at, when="after") for at in _claims(asked))]
             tally["points"] += len(planned)
-            for trap in planned:
-                await kill(proxy, life, number, trap)
+            await few_at_once(kill(proxy, life, number, trap) for trap in planned)
         tally["kills"] += len(await until_sprung(proxy, tally["points"]))
     await assert_all_come_to_their_end(conn, outside)
     tally["requests"] += len(outside.asked)
