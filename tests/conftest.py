@@ -37,6 +37,7 @@ _LONG = (
     "test_boundaries_deliver.py",
     "test_boundaries_click.py",
     "test_kills.py",
+    "test_patterns_payment.py",
     "test_orders.py",
     "test_fifty_cards.py",
 )

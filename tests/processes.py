@@ -56,7 +56,9 @@ def run_together(count: int, target: Callable[..., str], *args: object) -> list[
 
 def _forkserver() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "flow.drive", "flow.embedded", "tests.processes", "tests.victims"])
+    context.set_forkserver_preload(
+        ["pytest", "flow.patterns", "flow.drive", "flow.embedded", "tests.processes", "tests.victims"]
+    )
     # It imports from the working directory first.
     with contextlib.chdir(ROOT):
         forkserver.ensure_running()

@@ -1,0 +1,105 @@
+"""Payment with review and refund: charged at once, reviewed if it is large, refunded if it is rejected; then a receipt.
+
+uv run claim_flow.py start --flow payment --thread p1 --input '{"amount": "2000"}'
+
+With a "url" in the input each of the three is a POST there, to /charges, /refunds and /receipts. Whenever a call is
+made again, because the process died before it had the answer, its Idempotency-Key is the same: that, and a service
+that honours it, is what makes once out of at least once.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Annotated, Any, TypedDict
+
+import httpx
+from langgraph.graph import END, START, StateGraph
+from pydantic import AfterValidator, BaseModel, Field, HttpUrl
+
+from flow.asking import Request, ask
+from flow.effects import idempotency_key, idempotent
+from flow.flows import Flow
+
+LIMIT = Decimal(1_000)
+
+# Far below an effect's lease (60 s): whoever takes over finds no call of ours still under way.
+TIMEOUT_S = 10
+
+
+class Payment(BaseModel):
+    # With its cents ("2E+3" is 2000.00): once it is charged, the question must be one that can be asked.
+    amount: Annotated[
+        Decimal,
+        Field(gt=0, max_digits=15, decimal_places=2),
+        AfterValidator(lambda amount: amount.quantize(Decimal("0.01"))),
+    ]
+    url: HttpUrl | None = None
+
+
+class State(TypedDict, total=False):
+    amount: str
+    url: str | None
+    charge: str
+    approved: bool
+    reason: str
+    refund: str
+    result: dict[str, Any]
+
+
+async def charge(state: State) -> State:
+    return {"charge": await order(state["url"], "charges", amount=state["amount"])}
+
+
+async def review(state: State) -> State:
+    answer = ask(
+        Request(title="Large payment", fields={"Charge": state["charge"]}, amount=state["amount"], currency="USD")
+    )
+    return {"approved": answer.approved, "reason": answer.reason}
+
+
+async def refund(state: State) -> State:
+    return {"refund": await order(state["url"], "refunds", charge=state["charge"])}
+
+
+async def receipt(state: State) -> State:
+    said = {"status": "charged", "charge": state["charge"]}
+    if "refund" in state:
+        said |= {"status": "refunded", "refund": state["refund"], "reason": state["reason"]}
+    return {"result": said | {"receipt": await order(state["url"], "receipts", **said)}}
+
+
+@idempotent
+async def order(url: str | None, what: str, **details: str) -> str:
+    """The reference of what was ordered, by the service; without a service, of the key."""
+    if url is None:
+        return f"{what}-{idempotency_key()[:12]}"
+    async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+        answer = await client.post(
+            f"{url.rstrip('/')}/{what}", json=details, headers={"Idempotency-Key": idempotency_key()}
+        )
+    return str(answer.raise_for_status().json()["reference"])
+
+
+def build() -> StateGraph[State, Any, Any, Any]:
+    graph = StateGraph(State)
+    graph.add_node("charge", charge)
+    graph.add_node("review", review)
+    graph.add_node("refund", refund)
+    graph.add_node("receipt", receipt)
+    graph.add_edge(START, "charge")
+    graph.add_conditional_edges(
+        "charge", lambda state: "review" if is_large(state) else "receipt", ["review", "receipt"]
+    )
+    graph.add_conditional_edges(
+        "review", lambda state: "receipt" if state["approved"] else "refund", ["receipt", "refund"]
+    )
+    graph.add_edge("refund", "receipt")
+    graph.add_edge("receipt", END)
+    return graph
+
+
+def is_large(state: State) -> bool:
+    return Decimal(state["amount"]) > LIMIT
+
+
+FLOW = Flow(name="payment", version="1", build=build, input=Payment)
