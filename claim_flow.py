@@ -667,6 +667,11 @@ async def _approval_to_decide(conn: Connection, thread_id: str, interrupt_id: st
     if len(story.pending) > 1:
         which = ", ".join(each.interrupt_id for each in story.pending)
         raise NothingToDecide(thread_id, f"it waits for {len(story.pending)}: say which with --interrupt ({which})")
+    if story.pending and len(story.approvals) > 1:
+        # The same command typed twice must not answer for the next tier.
+        raise NothingToDecide(
+            thread_id, f"one was decided, and another waits: say so with --interrupt {story.pending[0].interrupt_id}"
+        )
     if story.approval is None:
         paid = f", reference {story.payment.reference}" if story.payment else ""
         raise NothingToDecide(thread_id, f"it is {story.thread.status}{paid}")

@@ -116,12 +116,13 @@ def in_words(story: Story) -> str:
         choose = f"  decide     uv run claim_flow.py resume --thread {thread.thread_id} --interrupt ID --approve"
         return "\n".join([f"{head} is waiting for {len(each)} approvals", *each, choose])
     if thread.status == "waiting" and approval is not None:
+        which = f" --interrupt {approval.interrupt_id}" if len(story.approvals) > 1 else ""
         return "\n".join(
             [
                 f"{head} is waiting for approval",
                 f"  interrupt  {approval.interrupt_id}",
-                f"  approve    uv run claim_flow.py resume --thread {thread.thread_id} --approve",
-                f"  reject     uv run claim_flow.py resume --thread {thread.thread_id} --reject",
+                f"  approve    uv run claim_flow.py resume --thread {thread.thread_id} --approve{which}",
+                f"  reject     uv run claim_flow.py resume --thread {thread.thread_id} --reject{which}",
             ]
         )
     if thread.status in ("rejected", "expired", "withdrawn"):

@@ -14,12 +14,13 @@ from pydantic import BaseModel, Field
 from flow.asking import Request, ask
 from flow.effects import idempotency_key, idempotent
 from flow.flows import Flow
+from flow.patterns.usd import Dollars
 
 LIMIT = Decimal(50_000)
 
 
 class Payment(BaseModel):
-    amount: Decimal = Field(gt=0, max_digits=15, decimal_places=2)
+    amount: Dollars
     payee: str = Field(min_length=1, max_length=200)
 
 

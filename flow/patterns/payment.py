@@ -10,15 +10,16 @@ that honours it, is what makes once out of at least once.
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Annotated, Any, TypedDict
+from typing import Any, TypedDict
 
 import httpx
 from langgraph.graph import END, START, StateGraph
-from pydantic import AfterValidator, BaseModel, Field, HttpUrl
+from pydantic import BaseModel, HttpUrl
 
 from flow.asking import Request, ask
 from flow.effects import idempotency_key, idempotent
 from flow.flows import Flow
+from flow.patterns.usd import Dollars
 
 LIMIT = Decimal(1_000)
 
@@ -27,12 +28,7 @@ TIMEOUT_S = 10
 
 
 class Payment(BaseModel):
-    # With its cents ("2E+3" is 2000.00): once it is charged, the question must be one that can be asked.
-    amount: Annotated[
-        Decimal,
-        Field(gt=0, max_digits=15, decimal_places=2),
-        AfterValidator(lambda amount: amount.quantize(Decimal("0.01"))),
-    ]
+    amount: Dollars
     url: HttpUrl | None = None
 
 

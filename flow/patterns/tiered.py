@@ -12,18 +12,19 @@ from decimal import Decimal
 from typing import Any, TypedDict
 
 from langgraph.graph import END, START, StateGraph
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from flow.asking import Request, ask
 from flow.effects import idempotency_key, idempotent
 from flow.flows import Flow
+from flow.patterns.usd import Dollars
 
 # Who is asked over which amount, from the lowest to the highest.
 TIERS = (("manager", Decimal(1_000)), ("vp", Decimal(50_000)))
 
 
 class Payment(BaseModel):
-    amount: Decimal = Field(gt=0, max_digits=15, decimal_places=2)
+    amount: Dollars
 
 
 class State(TypedDict, total=False):
