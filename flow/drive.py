@@ -32,6 +32,8 @@ from flow.asking import PROGRESS
 from flow.assess import Adviser
 from flow.database import Connection, Lock, connect, exclusively
 from flow.errors import (
+    AskedInEffect,
+    AskedTwice,
     BadInput,
     DriveFailed,
     EffectFailed,
@@ -39,6 +41,7 @@ from flow.errors import (
     NoResult,
     NotApproved,
     ResultNotKept,
+    SecretInRequest,
     Unaskable,
     UnknownApproval,
     UnstorableState,
@@ -63,7 +66,10 @@ _BETWEEN_PROGRESS_S = 0.25
 _MOST_STEPS = 1_000_000
 
 # Trying again would change nothing.
-_FINAL = (NotApproved, KeyReused, EffectFailed, ResultNotKept, Unaskable, NoResult, BadInput, UnstorableState)
+_FINAL = (
+    NotApproved, KeyReused, EffectFailed, ResultNotKept, Unaskable, SecretInRequest, AskedTwice, AskedInEffect,
+    NoResult, BadInput, UnstorableState,
+)  # fmt: skip
 
 
 async def drive(
