@@ -89,11 +89,28 @@ class Flow:
         return flow_key(self.name, self.version)
 
     def compile(self) -> Graph:
-        """Its graph, compiled once per process (2 ms); each drive copies it with its own saver."""
+        """Its graph, compiled once per process (2 ms); each drive copies it with its own saver.
+
+        Raises SettingError for a graph that brings its own saver, or whose state no checkpoint would give back.
+        """
         if self._graph is None:
-            built = self.build()
-            self._graph = built.compile() if isinstance(built, StateGraph) else built
+            from flow.keeping import unkept
+
+            graph = self.built()
+            if graph.checkpointer is not None:
+                raise SettingError(
+                    f"the flow {self.name} is built with a checkpointer of its own: let build return the StateGraph, or"
+                    " compile it without one; each drive brings the one that keeps what it does"
+                )
+            if lost := list(unkept(graph)):
+                raise SettingError(f"the flow {self.name}: {'; '.join(map(str, lost))}")
+            self._graph = graph
         return self._graph
+
+    def built(self) -> Graph:
+        """A graph of it, compiled, whatever is wrong with it."""
+        built = self.build()
+        return built.compile() if isinstance(built, StateGraph) else built
 
     def begin(self, thread: Thread) -> Mapping[str, Any]:
         """The state that a new thread begins with."""
@@ -162,7 +179,23 @@ class Flows:
 
 
 def load_flows(modules: Sequence[str]) -> Flows:
-    """Import these modules and collect their flows. Raises SettingError, which names the module and what it lacks."""
+    """Import these modules, collect their flows, and compile them.
+
+    Raises SettingError, which names the module or the flow and what it lacks.
+    """
+    flows = imported_flows(modules)
+    for flow in flows:
+        try:
+            flow.compile()
+        except SettingError:
+            raise
+        except Exception as exc:
+            raise SettingError(f"FLOWS: {flow.name} cannot be built: {type(exc).__name__}: {exc}") from exc
+    return flows
+
+
+def imported_flows(modules: Sequence[str]) -> Flows:
+    """The flows of these modules as they are, none of them built. Raises SettingError."""
     return Flows([flow for module in modules for flow in _flows_of(module)])
 
 

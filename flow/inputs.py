@@ -78,24 +78,24 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def check_object(value: dict[str, Any]) -> None:
-    """Raise BadInput for an object with text that Postgres cannot hold, or for a very large one."""
+    """Raise BadInput for an object with text or numbers that Postgres cannot hold, or for a very large one."""
     text = json.dumps(value, ensure_ascii=False)
     if len(text) > MAX_OBJECT:
         raise BadInput("JSON", text, f"it has {len(text)} characters, at most {MAX_OBJECT} are kept")
-    if not all(map(storable_value, _texts(value))):
-        raise BadInput("JSON", text, "it contains a character that cannot be stored")
+    if not all(map(storable_value, _scalars(value))):
+        raise BadInput("JSON", text, "it contains a character or a number that cannot be stored")
 
 
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
+def _scalars(value: Any) -> Iterator[str | float]:
+    if isinstance(value, str | float):
         yield value
     elif isinstance(value, dict):
         for name, each in value.items():
             yield name
-            yield from _texts(each)
+            yield from _scalars(each)
     elif isinstance(value, list):
         for each in value:
-            yield from _texts(each)
+            yield from _scalars(each)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
