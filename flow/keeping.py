@@ -122,7 +122,9 @@ def _samples(annotation: Any, above: tuple[Any, ...] = ()) -> Iterator[Any]:
         yield from args
     elif origin in (*_SEQUENCES, *_MAPPINGS) and args:
         yield from _containers(origin, [list(_samples(each, within)) for each in args if each is not ...])
-    elif isinstance(kind := origin or annotation, type):
+    elif (kind := origin or annotation) in _SAMPLES:
+        yield _SAMPLES[kind]
+    elif isinstance(kind, type):
         yield from _instances(kind, within)
 
 
@@ -136,9 +138,7 @@ def _containers(origin: Any, inner: list[list[Any]]) -> Iterator[Any]:
 
 
 def _instances(kind: type, within: tuple[Any, ...]) -> Iterator[Any]:
-    if kind in _SAMPLES:
-        yield _SAMPLES[kind]
-    elif hasattr(kind, "__total__"):
+    if hasattr(kind, "__total__"):
         # A TypedDict, of `typing` or of `typing_extensions`.
         for name, each in _hints(kind).items():
             yield from ({name: sample} for sample in _samples(each, within))

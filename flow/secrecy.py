@@ -94,6 +94,10 @@ def is_secret_name(name: str, text: str | None = None) -> bool:
     return bool(_NAMED.fullmatch(words)) or any(n.fullmatch(words) and v.fullmatch(text) for n, v in _PERHAPS)
 
 
+def is_allowed(name: str, allowed: Collection[str]) -> bool:
+    return _words(name) in set(map(_words, allowed))
+
+
 def value_secret(text: str) -> str | None:
     """What kind of secret a text holds, as the rest of a sentence; None: none that can be told."""
     for what, form in _VALUES:
