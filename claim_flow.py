@@ -12,7 +12,7 @@ import getpass
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,7 +21,7 @@ from flow.errors import FlowError
 
 if TYPE_CHECKING:
     from flow.database import Connection
-    from flow.model import Approval, Person
+    from flow.model import Approval, Person, Thread
     from flow.settings import Settings
     from flow.show import Story
 
@@ -69,13 +69,13 @@ def start(
         raise click.UsageError("Missing option '--amount'.")
     if flow_name not in (None, CLAIM_FLOW) and given is None:
         raise click.UsageError(f"the flow {flow_name} wants its --input")
-    input = fields if given is None else inputs.parse_object(sys.stdin.read() if given == "-" else given)
+    filled = fields if given is None else inputs.parse_object(sys.stdin.read() if given == "-" else given)
 
     async def run(settings: Settings) -> None:
         from flow.starting import filed
         from flow.threads import insert_thread
 
-        new = filed(settings, flow_name or CLAIM_FLOW, input)
+        new = filed(settings, flow_name or CLAIM_FLOW, filled)
         async with _database(settings) as (url, conn):
             await insert_thread(
                 conn,
@@ -707,7 +707,8 @@ async def _advance_and_report(settings: Settings, url: str, conn: Connection, th
     from flow.database import Lock, is_present
     from flow.show import in_words, stories_of
 
-    thread = await advance(url, conn, thread_id, settings)
+    with _bar() as tell:
+        thread = await advance(url, conn, thread_id, settings, tell=tell)
     [story] = await stories_of(conn, [thread])
     if as_json:
         _print_json(story.as_json())
@@ -721,6 +722,41 @@ async def _advance_and_report(settings: Settings, url: str, conn: Connection, th
         raise FlowError(f"thread {thread_id} did not get through: {thread.reason}")
     if thread.due_at is not None:
         raise FlowError(f"thread {thread_id} is recorded, but nobody has driven it in time: look at the workers")
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[Callable[[Thread], None] | None]:
+    """Shows a person who waits how far a long flow is; None if nobody is looking."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    bar: list[Any] = []
+
+    def tell(thread: Thread) -> None:
+        if thread.progress is None:
+            return
+        done, total = thread.progress
+        if not bar:
+            # Only a flow that tells how far it is costs the import.
+            from rich.console import Console
+            from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+
+            shown = Progress(
+                *Progress.get_default_columns()[:2],
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            shown.start()
+            bar.extend((shown, shown.add_task(thread.thread_id)))
+        bar[0].update(bar[1], completed=done, total=total)
+
+    try:
+        yield tell
+    finally:
+        if bar:
+            bar[0].stop()
 
 
 async def _deliver(settings: Settings, conn: Connection, *, within_s: float = 15.0) -> tuple[int, int]:

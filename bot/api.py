@@ -26,9 +26,10 @@ from flow import approvals, inputs, payments, threads
 from flow.database import Connection
 from flow.errors import BadInput, FlowError, KeyReused, NotAllowed, ThreadExists
 from flow.events import events_after
-from flow.model import CLAIM_FLOW, CLAIM_FLOW_VERSION, Approval, Decision, Event, Payment, Person, Verdict
+from flow.model import CLAIM_FLOW, Approval, Decision, Event, Payment, Person, Verdict
 from flow.receipts import Answer, answer_once
 from flow.show import approval_as_json, decision_as_json, payment_as_json, stories_of
+from flow.starting import Checker
 from flow.tokens import Scope, Token, token_of
 
 # The largest claim has 10,000 characters of note.
@@ -64,6 +65,7 @@ class Call:
     """One authenticated, validated request."""
 
     pool: Pool
+    checker: Checker
     request: web.Request
     raw: bytes
     query: Any
@@ -76,6 +78,7 @@ class Call:
 def build_api(
     pool: Pool,
     endpoints: tuple[Endpoint, ...],
+    checker: Checker,
     *,
     most_refused: int = _MOST_REFUSED,
     most_decisions: int = _MOST_DECISIONS,
@@ -84,7 +87,7 @@ def build_api(
     app = web.Application(middlewares=[answer_problems])
     limits = _Limits(refused=Limit(most_refused), decisions=Limit(most_decisions))
     for route in ROUTES:
-        app.router.add_route(route.method, route.path, _handler_of(route, pool, endpoints, limits))
+        app.router.add_route(route.method, route.path, _handler_of(route, pool, endpoints, checker, limits))
     return app
 
 
@@ -95,7 +98,7 @@ class _Limits:
 
 
 def _handler_of(
-    route: Route, pool: Pool, endpoints: tuple[Endpoint, ...], limits: _Limits
+    route: Route, pool: Pool, endpoints: tuple[Endpoint, ...], checker: Checker, limits: _Limits
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def handle(request: web.Request) -> web.StreamResponse:
         # Who it is comes first: a stranger learns nothing from how his request is malformed.
@@ -114,6 +117,7 @@ def _handler_of(
             _count(limits.decisions, token.key if token else sender[0].name if sender else "")
         call = Call(
             pool=pool,
+            checker=checker,
             request=request,
             raw=raw,
             query=_valid(route.query, dict(_once(request.query.items(), "query parameter"))),
@@ -167,7 +171,7 @@ def _json(request: web.Request, raw: bytes) -> Any:
         raise Problem(415, "send application/json")
     try:
         # A repeated name would leave it open which of the two is meant.
-        return json.loads(raw.decode(), object_pairs_hook=lambda pairs: _once(pairs, "field"))
+        return json.loads(raw.decode(), object_pairs_hook=lambda pairs: _once(pairs, "field"), parse_constant=_refuse)
     except (ValueError, RecursionError) as exc:
         raise Problem(400, f"the body is not JSON: {exc}") from exc
 
@@ -179,6 +183,10 @@ def _once(pairs: Any, what: str) -> dict[str, Any]:
             raise Problem(400, f"the {what} {name!a} comes twice")
         found[name] = value
     return found
+
+
+def _refuse(name: str) -> Any:
+    raise Problem(400, f"the body is not JSON: it knows no {name}")
 
 
 def _valid(model: type[BaseModel], given: Any) -> Any:
@@ -195,7 +203,7 @@ def _valid(model: type[BaseModel], given: Any) -> Any:
 async def start_thread(call: Call) -> Answer:
     token, asked = call.token, call.body
     assert token is not None
-    claim = inputs.parse_claim(amount=asked.amount, currency=asked.currency, payee=asked.payee, note=asked.note)
+    new = await call.checker.filed(asked.flow, _input_of(asked))
     requested_by = inputs.parse_text("requested_by", asked.requested_by or token.key, inputs.MAX_NAME, lines=False)
     if requested_by != token.key and "decide" in token.scopes:
         raise NotAllowed(token.key, "a token that may decide files requests in its own name only")
@@ -207,9 +215,9 @@ async def start_thread(call: Call) -> Answer:
             thread = await threads.insert_thread(
                 conn,
                 thread_id=asked.thread,
-                flow=CLAIM_FLOW,
-                flow_version=CLAIM_FLOW_VERSION,
-                input=claim.as_input(),
+                flow=new.flow,
+                flow_version=new.flow_version,
+                input=new.input,
                 requested_by=requested_by,
             )
             if thread.requested_by != requested_by:
@@ -229,6 +237,15 @@ async def start_thread(call: Call) -> Answer:
         raise Problem(409, f"thread {asked.thread} was started before with another input") from exc
     except KeyReused as exc:
         raise Problem(422, "this Idempotency-Key came with another request before") from exc
+
+
+def _input_of(asked: shapes.NewThread) -> dict[str, Any]:
+    claim = asked.model_dump(include={"amount", "currency", "payee", "note"}, exclude_none=True)
+    if asked.input is not None and claim:
+        raise Problem(422, "give `input`, or the fields of a claim, not both")
+    if asked.input is None and asked.flow != CLAIM_FLOW:
+        raise Problem(422, f"the flow {asked.flow} wants its `input`")
+    return claim if asked.input is None else asked.input
 
 
 async def _exists(conn: Connection, thread_id: str) -> bool:
@@ -303,6 +320,7 @@ async def decide(call: Call) -> Answer:
         door=door,
         reason=inputs.parse_text("reason", asked.reason, inputs.MAX_NOTE),
         request_hash=asked.request_hash,
+        answer=asked.answer.model_dump(exclude_none=True) if asked.answer else None,
     )
     if call.sender is None:
         assert call.token is not None

@@ -22,10 +22,12 @@ from flow.errors import (
     KeyReused,
     LinkGone,
     NotAllowed,
+    NotChecked,
     NothingToDecide,
     StaleRequest,
     ThreadExists,
     UnknownApproval,
+    UnknownFlow,
     UnknownThread,
 )
 
@@ -45,6 +47,8 @@ _STATUSES: dict[type[FlowError], int] = {
     ThreadExists: 409,
     ApprovalExpired: 410,
     LinkGone: 410,
+    UnknownFlow: 422,
+    NotChecked: 503,
 }
 
 _TITLES = {

@@ -34,6 +34,7 @@ from flow.errors import SettingError
 from flow.providers import provider_of
 from flow.sessions import session_secret
 from flow.settings import Settings
+from flow.starting import Checker
 from flow.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -89,7 +90,9 @@ async def _site(settings: Settings, url: str, checks: dict[str, Check], *, web: 
         stack.push_async_callback(background.drain, _DRAIN_S)
         handler, api, pages, live = None, None, [], Live()
         if web:
-            api = build_api(pool, endpoints_of(settings))
+            checker = Checker()
+            stack.push_async_callback(checker.close)
+            api = build_api(pool, endpoints_of(settings), checker)
         own_team: OwnTeam | None = None
         if web and settings.slack_is_on:
             client = await stack.enter_async_context(slack_client(settings))

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from flow.inputs import MAX_NAME, MAX_NOTE
-from flow.model import EventType
+from flow.model import CLAIM_FLOW, EventType
 
 T = TypeVar("T")
 
@@ -19,8 +19,20 @@ RequestHash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Amount = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,15}(\.[0-9]{1,4})?$")]
 Currency = Annotated[str, StringConstraints(pattern=r"^[A-Z]{3}$")]
 
+FlowName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+
 ThreadStatus = Literal[
-    "running", "waiting", "paid", "rejected", "expired", "withdrawn", "failed", "stuck", "unknown", "done"
+    "running",
+    "waiting",
+    "paid",
+    "rejected",
+    "expired",
+    "withdrawn",
+    "failed",
+    "stuck",
+    "unknown",
+    "unavailable",
+    "done",
 ]
 ApprovalStatus = Literal["pending", "approved", "rejected", "expired", "withdrawn", "superseded"]
 PaymentStatus = Literal["intended", "paid", "refused", "unknown"]
@@ -34,19 +46,40 @@ class _Request(BaseModel):
 
 
 class NewThread(_Request):
-    """A claim to be started."""
+    """A thread to be started: a claim, by its fields, or any flow, by its `input`."""
 
     thread: ThreadId = Field(description="The thread's id, chosen by you: one claim, for ever.")
-    amount: Amount = Field(description="Units of the currency, with no more decimals than it has.", examples=["250.00"])
-    currency: Currency = Field(default="USD", description="ISO 4217 code.")
-    payee: str = Field(default="", max_length=MAX_NAME)
-    note: str = Field(default="", max_length=MAX_NOTE)
+    flow: FlowName = Field(default=CLAIM_FLOW, description="Which flow.")
+    input: dict[str, Any] | None = Field(
+        default=None, description="What the flow is started with; its model says more."
+    )
+    amount: Amount | None = Field(
+        default=None, description="Units of the currency, with no more decimals than it has.", examples=["250.00"]
+    )
+    currency: Currency | None = Field(default=None, description="ISO 4217 code; USD if left out.")
+    payee: str | None = Field(default=None, max_length=MAX_NAME)
+    note: str | None = Field(default=None, max_length=MAX_NOTE)
     requested_by: str | None = Field(
         default=None,
         min_length=1,
         max_length=MAX_NAME,
         description="Who asks, such as U01ALICE, if it is not the token itself; nobody decides a request of their own.",
     )
+
+
+class ActionAnswer(_Request):
+    """What becomes of one action: `edit` brings `args`, `respond` a `message`, and `reject` may bring one."""
+
+    type: Literal["approve", "edit", "reject", "respond"]
+    args: dict[str, Any] | None = None
+    message: str | None = Field(default=None, max_length=MAX_NOTE)
+
+
+class Answer(_Request):
+    """One of the request's options, or what becomes of each of its actions, in their order."""
+
+    option: str | None = Field(default=None, max_length=MAX_NAME)
+    actions: list[ActionAnswer] | None = Field(default=None, max_length=100)
 
 
 class NewDecision(_Request):
@@ -64,6 +97,7 @@ class NewDecision(_Request):
         default=None, description="What is decided, once more: a signature covers the body and not the path."
     )
     request_hash: RequestHash | None = Field(default=None, description="Of the request as the approver was shown it.")
+    answer: Answer | None = Field(default=None, description="What there is to say beyond yes or no, if the flow asks.")
 
 
 class _Query(BaseModel):
@@ -126,6 +160,7 @@ class Decision(BaseModel):
     door: str
     reason: str
     decided_at: datetime
+    answer: dict[str, Any] | None
 
 
 class Approval(BaseModel):
@@ -197,17 +232,28 @@ class Thread(BaseModel):
 
     thread: ThreadId
     flow: str
+    flow_version: str
     status: ThreadStatus
     amount: str | None
     currency: str | None
     payee: str | None
     note: str | None
+    input: dict[str, Any]
     requested_by: str
     created_at: datetime
     reason: str | None
     advice: Advice | None
     approval: Approval | None
     payment: Payment | None
+    progress: Progress | None
+    result: Any
+
+
+class Progress(BaseModel):
+    """How far a long flow is: steps done, of how many."""
+
+    done: int
+    total: int
 
 
 class Decided(BaseModel):
@@ -235,7 +281,7 @@ class EventVote(BaseModel):
 
 class EventData(BaseModel):
     """The facts as they were then. Of an approval, or, if there is no `interrupt_id`, of the thread and all its
-    approvals; `payment` is the payment's reference."""
+    approvals; `payment` is the payment's reference, `result` what a flow without a payment has come to."""
 
     thread: ThreadId
     interrupt_id: InterruptId | None
@@ -247,6 +293,7 @@ class EventData(BaseModel):
     status: str
     decisions: list[EventVote]
     payment: str | None
+    result: Any
 
 
 class Event(BaseModel):

@@ -7,6 +7,7 @@ takes.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import psycopg
 
@@ -20,20 +21,42 @@ from flow.threads import thread_of
 _POLL_S = 0.25
 
 
-async def advance(url: str, conn: Connection, thread_id: str, settings: Settings) -> Thread:
-    """The thread as it is once it waits for a person, is over, stuck or put off, or has been watched for long enough.
+async def advance(
+    url: str, conn: Connection, thread_id: str, settings: Settings, *, tell: Callable[[Thread], None] | None = None
+) -> Thread:
+    """The thread as it is once it waits for a person, is over, stuck or put off, or nothing of it has moved for long
+    enough. `tell` gets it as it is meanwhile, now and then.
 
     A step that fails is told by the row alone, the same whoever drove.
     """
     await listen(conn)
-    deadline = asyncio.get_running_loop().time() + settings.drive_timeout
+    clock = asyncio.get_running_loop().time
+    seen, deadline = None, clock() + settings.drive_timeout
     while True:
         thread = await thread_of(conn, thread_id)
-        if thread.due_at is None or thread.put_off or asyncio.get_running_loop().time() > deadline:
+        if tell:
+            tell(thread)
+        if thread.progress != seen:
+            seen, deadline = thread.progress, clock() + settings.drive_timeout
+        if thread.due_at is None or thread.put_off or clock() > deadline:
             return thread
-        if await is_present(conn, thread.flow_key) or not await _drive_here(url, thread_id, settings):
+        if await is_present(conn, thread.flow_key):
+            await wait_for_bell(conn, timeout_s=_POLL_S)
+        elif await _drive_and_tell(url, conn, thread_id, settings, tell):
+            deadline = clock() + settings.drive_timeout
+        else:
             # Somebody else drives it.
             await wait_for_bell(conn, timeout_s=_POLL_S)
+
+
+async def _drive_and_tell(
+    url: str, conn: Connection, thread_id: str, settings: Settings, tell: Callable[[Thread], None] | None
+) -> bool:
+    driving = asyncio.ensure_future(_drive_here(url, thread_id, settings))
+    while tell and not driving.done():
+        await asyncio.wait({driving}, timeout=_POLL_S)
+        tell(await thread_of(conn, thread_id))
+    return await driving
 
 
 async def _drive_here(url: str, thread_id: str, settings: Settings) -> bool:

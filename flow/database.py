@@ -246,7 +246,7 @@ async def wakes(url: str, *, present_as: tuple[Lock | str, ...] = (), polls: boo
         try:
             async with await connect(url, "listen") as conn:
                 for lock in present_as:
-                    await conn.execute("SELECT pg_advisory_lock_shared(%s, %s)", _key(lock))
+                    await conn.execute("SELECT pg_advisory_lock_shared(%s, %s)", advisory_key(lock))
                 await listen(conn)
                 pause = 0.1
                 rang = True
@@ -272,14 +272,14 @@ async def is_present(conn: Connection, lock: Lock | str) -> bool:
             "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND classid = %s AND objid = %s"
             " AND objsubid = 2 AND granted"
             " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())) AS here",
-            _key(lock),
+            advisory_key(lock),
         )
     ).fetchone()
     assert row is not None
     return bool(row["here"])
 
 
-def _key(lock: Lock | str) -> tuple[int, int]:
+def advisory_key(lock: Lock | str) -> tuple[int, int]:
     """Both halves of an advisory lock's key; a flow's second half is 31 bits of a hash of its name and version."""
     if isinstance(lock, Lock):
         return _LOCK_CLASS, int(lock)

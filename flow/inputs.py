@@ -79,10 +79,14 @@ def parse_object(text: str) -> dict[str, Any]:
 
 def check_object(value: dict[str, Any]) -> None:
     """Raise BadInput for an object with text or numbers that Postgres cannot hold, or for a very large one."""
-    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+        fits = all(map(storable_value, _scalars(value)))
+    except RecursionError:
+        raise BadInput("JSON", value.keys(), "it is nested too deeply") from None
     if len(text) > MAX_OBJECT:
         raise BadInput("JSON", text, f"it has {len(text)} characters, at most {MAX_OBJECT} are kept")
-    if not all(map(storable_value, _scalars(value))):
+    if not fits:
         raise BadInput("JSON", text, "it contains a character or a number that cannot be stored")
 
 

@@ -20,6 +20,7 @@ from bot.pool import pool_of
 from bot.web import build_web
 from bot.webhooks import Endpoint
 from flow.database import Connection
+from flow.starting import Checker
 from flow.tokens import SCOPES, Scope, create_token
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -48,13 +49,15 @@ async def api_in_process(
 ) -> AsyncIterator[str]:
     """The URL of a bot with its API."""
     async with pool_of(database_url) as pool:
-        runner = web.AppRunner(build_web(api=build_api(pool, endpoints, **limits), checks={}), access_log=None)
+        checker = Checker()
+        runner = web.AppRunner(build_web(api=build_api(pool, endpoints, checker, **limits), checks={}), access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         try:
             yield f"http://127.0.0.1:{runner.addresses[0][1]}"
         finally:
             await runner.cleanup()
+            await checker.close()
 
 
 class Program:

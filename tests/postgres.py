@@ -105,13 +105,16 @@ class PostgresServer:
         # Nobody is born once the first one stands still.
         family[0].suspend()
         family += family[0].children(recursive=True)
-        for process in family[1:]:
-            process.suspend()
         try:
+            for process in family[1:]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.suspend()
             yield
         finally:
             for process in family:
-                process.resume()
+                # One that was ending already must not leave the others standing.
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.resume()
 
     @property
     def pid(self) -> int:

@@ -22,7 +22,8 @@ import pytest
 from psycopg import sql
 
 from flow.approvals import decide
-from flow.database import Connection
+from flow.claims import FLOW
+from flow.database import Connection, advisory_key
 from flow.drive import drive
 from flow.embedded import stop_embedded
 from flow.flows import Flows
@@ -300,10 +301,10 @@ async def test_list_and_show_tell_people_the_same(terminal: Terminal, conn: Conn
     assert (listed.code, listed.err) == (0, "")
     heads, newest, oldest = listed.out.splitlines()
     assert re.split(r"\s{2,}", heads.strip()) == (
-        ["thread", "status", "amount", "payee", "requested by", "started", "reference"]
+        ["thread", "flow", "status", "amount", "payee", "requested by", "started", "reference"]
     )
-    assert newest.split()[:6] == ["t2", "running", "20.00", "USD", "ACME", "cli:ann"]
-    assert oldest.split()[:6] == ["t1", "running", "250.00", "USD", "ACME", "cli:ann"]
+    assert newest.split()[:7] == ["t2", "claims", "running", "20.00", "USD", "ACME", "cli:ann"]
+    assert oldest.split()[:7] == ["t1", "claims", "running", "250.00", "USD", "ACME", "cli:ann"]
     shown = terminal.run("show", "--thread", "t1")
     assert (shown.code, shown.err) == (0, "")
     for line in (
@@ -502,7 +503,7 @@ async def test_a_stuck_thread_says_so_on_its_card_and_is_paid_when_it_is_tried_a
 async def test_a_start_that_nobody_drives_in_time_is_no_success(terminal: Terminal, conn: Connection) -> None:
     terminal.environment["DRIVE_TIMEOUT"] = "1"
     # A worker that says it is here, and does nothing.
-    await conn.execute("SELECT pg_advisory_lock_shared(%s, 2)", (0x636C666C,))
+    await conn.execute("SELECT pg_advisory_lock_shared(%s, %s)", advisory_key(FLOW.key))
     done = terminal.run("start", "--thread", "t1", "--amount", "20")
     assert done.code == 1
     assert "nobody has driven it in time" in done.err

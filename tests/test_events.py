@@ -56,6 +56,7 @@ async def test_each_step_of_a_claim_is_an_event(conn: Connection, flows: Flows) 
         "status": "pending",
         "decisions": [],
         "payment": None,
+        "result": None,
     }
     [vote] = decided["decisions"]
     assert vote == {"person": ALICE.key, "verdict": "approve", "door": "slack", "at": vote["at"]}

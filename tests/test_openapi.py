@@ -24,6 +24,9 @@ from tests.people import start_claim
 _CONFIG = """
 [checks.positive_data_acceptance]
 expected-statuses = ["2xx", "401", "403", "404", "409", "410", "422"]
+
+[checks.negative_data_rejection]
+expected-statuses = ["400", "401", "403", "404", "405", "406", "413", "415", "422"]
 """
 
 

@@ -1,0 +1,452 @@
+"""Flows of every shape are driven by one `drive`: branches, subgraphs, long ones, and those that are not here."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import interrupt
+from pydantic import BaseModel
+
+from flow import Flow, Request, ask, progress, threads
+from flow.approvals import approval_of, decide
+from flow.claims import FLOW as CLAIMS
+from flow.database import Connection, connect
+from flow.drive import drive
+from flow.flows import Flows
+from flow.threads import insert_thread, settle_flows, thread_of
+from tests.command import ROOT, Terminal, worker
+from tests.driving import renamed, run
+from tests.pausing import Letter, LetterState, letters, load, pause
+from tests.people import ANN, NO, POLICY, YES, start_claim
+from tests.rows import all_rows, one_row, until, value
+
+
+class Nothing(BaseModel):
+    pass
+
+
+class State(TypedDict, total=False):
+    said: Annotated[list[Any], operator.add]
+    done: int
+    total: int
+    thread_id: str
+    started_at: str
+    result: Any
+
+
+def flow_of(build: Any, *, version: str = "1", **more: Any) -> Flow:
+    return Flow(name="test", version=version, build=build, input=more.pop("input", Nothing), **more)
+
+
+def one_node(node: Any) -> Any:
+    def build() -> StateGraph[Any, Any, Any, Any]:
+        graph = StateGraph(State)
+        graph.add_node("only", node)
+        graph.add_edge(START, "only")
+        return graph
+
+    return build
+
+
+async def begin(conn: Connection, flow: Flow, thread_id: str = "t1", given: dict[str, Any] | None = None) -> None:
+    await insert_thread(
+        conn,
+        thread_id=thread_id,
+        flow=flow.name,
+        flow_version=flow.version,
+        input=given or {},
+        requested_by="cli:ann",
+    )
+
+
+async def pending(conn: Connection) -> dict[str, str]:
+    """Interrupt ids of what waits, by title."""
+    rows = await all_rows(conn, "SELECT interrupt_id, request FROM approvals WHERE status = 'pending'")
+    return {row["request"]["title"]: row["interrupt_id"] for row in rows}
+
+
+# Asking
+
+
+def branching() -> StateGraph[Any, Any, Any, Any]:
+    def asker(name: str) -> Any:
+        def node(state: State) -> State:
+            return {"said": [[name, ask(Request(title=name)).approved]]}
+
+        return node
+
+    graph = StateGraph(State)
+    for name in ("left", "right"):
+        graph.add_node(name, asker(name))
+        graph.add_edge(START, name)
+    graph.add_node("end", lambda state: {"result": sorted(state["said"])})
+    graph.add_edge(["left", "right"], "end")
+    return graph
+
+
+async def test_branches_ask_side_by_side_and_one_answer_leaves_the_other_waiting(conn: Connection) -> None:
+    flows = Flows([flow := flow_of(branching)])
+    await begin(conn, flow)
+    assert await run(conn, flows) == "waiting"
+    asked = await pending(conn)
+    assert set(asked) == {"left", "right"}
+    await decide(conn, asked["right"], ANN, NO)
+    assert await run(conn, flows) == "waiting"
+    assert await pending(conn) == {"left": asked["left"]}
+    await decide(conn, asked["left"], ANN, YES)
+    assert await run(conn, flows) == "over"
+    assert (await thread_of(conn, "t1")).result == [["left", True], ["right", False]]
+
+
+async def test_both_answers_at_once_are_both_heard(conn: Connection) -> None:
+    flows = Flows([flow := flow_of(branching)])
+    await begin(conn, flow)
+    await run(conn, flows)
+    for interrupt_id in (await pending(conn)).values():
+        await decide(conn, interrupt_id, ANN, YES)
+    assert await run(conn, flows) == "over"
+    assert (await thread_of(conn, "t1")).result == [["left", True], ["right", True]]
+
+
+async def test_the_command_line_asks_which_of_several_is_meant(
+    conn: Connection, database_url: str, tmp_path: Path
+) -> None:
+    terminal = Terminal(tmp_path, DATABASE_URL=database_url)
+    flows = Flows([flow := flow_of(branching)])
+    await begin(conn, flow)
+    await run(conn, flows)
+    refused = terminal.run("resume", "--thread", "t1", "--approve")
+    assert (refused.code, "say which with --interrupt" in refused.err) == (1, True)
+    assert all(interrupt_id in refused.err for interrupt_id in (await pending(conn)).values())
+    assert await value(conn, "SELECT count(*) FROM decisions") == 0
+
+
+async def test_a_subgraph_may_ask(conn: Connection) -> None:
+    def build() -> StateGraph[Any, Any, Any, Any]:
+        graph = StateGraph(State)
+        graph.add_node("inner", branching().compile())
+        graph.add_edge(START, "inner")
+        return graph
+
+    flows = Flows([flow := flow_of(build)])
+    await begin(conn, flow)
+    assert await run(conn, flows) == "waiting"
+    for title in ("left", "right"):
+        await decide(conn, (await pending(conn))[title], ANN, YES)
+        await run(conn, flows)
+    assert (await thread_of(conn, "t1")).result == [["left", True], ["right", True]]
+
+
+@pytest.mark.parametrize(("verdict", "said"), [(YES, True), (NO, False)])
+async def test_a_plain_interrupt_is_shown_as_json_and_answered_with_true_or_false(
+    conn: Connection, verdict: Any, said: bool
+) -> None:
+    flows = Flows([flow := flow_of(one_node(lambda _: {"result": interrupt({"delete": ["a", 1]})}))])
+    await begin(conn, flow)
+    await run(conn, flows)
+    request = await value(conn, "SELECT request FROM approvals")
+    assert request["fields"] == [["Value", '{\n "delete": [\n  "a",\n  1\n ]\n}']]
+    await decide(conn, (await pending(conn))["Approval"], ANN, verdict)
+    assert await run(conn, flows) == "over"
+    assert (await thread_of(conn, "t1")).result is said
+
+
+async def test_a_flow_may_describe_what_its_plain_interrupt_means(conn: Connection) -> None:
+    flow = flow_of(
+        one_node(lambda _: {"result": interrupt({"order": "A-17"})["approved"]}),
+        describe=lambda asked: Request(title=f"Cancel {asked['order']}", tier="support"),
+    )
+    flows = Flows([flow])
+    await begin(conn, flow)
+    await run(conn, flows)
+    assert await value(conn, "SELECT tier FROM approvals") == "support"
+    await decide(conn, (await pending(conn))["Cancel A-17"], ANN, YES)
+    assert await run(conn, flows) == "over"
+    assert (await thread_of(conn, "t1")).result is True
+
+
+async def test_what_nobody_could_be_shown_leaves_the_thread_to_a_person(conn: Connection) -> None:
+    flows = Flows([flow := flow_of(one_node(lambda _: {"result": interrupt({"long": "x" * 200_000})}))])
+    await begin(conn, flow)
+    assert await run(conn, flows) == "stuck"
+    assert "pass a reference" in str((await thread_of(conn, "t1")).reason)
+    assert await value(conn, "SELECT count(*) FROM notices WHERE kind = 'alarm'") == 1
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        "UPDATE approvals SET request = jsonb_set(request, '{title}', '\"Give a present\"')",
+        "UPDATE approvals SET request_hash = repeat('0', 64)",
+        "UPDATE approvals SET tier = 'another'",
+    ],
+)
+async def test_what_was_approved_in_another_form_does_not_go_on(conn: Connection, tamper: Any) -> None:
+    flow = letters()
+    await pause(conn, "t1", flow, {"to": "ACME"}, POLICY)
+    await decide(conn, (await pending(conn))["Send a letter"], ANN, YES)
+    await conn.execute(tamper)
+    assert await run(conn, Flows([flow])) == "stuck"
+    assert "is not what the flow asks for" in str((await thread_of(conn, "t1")).reason)
+
+
+# Ending
+
+
+async def test_the_state_begins_with_the_input_the_thread_and_the_time(conn: Connection) -> None:
+    def node(state: State) -> State:
+        return {"result": [state["total"], state["thread_id"], state["started_at"]]}
+
+    class Given(BaseModel):
+        total: int = 3
+
+    flows = Flows([flow := flow_of(one_node(node), input=Given)])
+    await begin(conn, flow)
+    assert await run(conn, flows) == "over"
+    thread = await thread_of(conn, "t1")
+    assert thread.result == [3, "t1", thread.created_at.isoformat()]
+    assert await run(conn, flows) == "over"
+
+
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [
+        (None, "KeyError"),
+        (lambda state: {1, 2}, "TypeError"),
+        (lambda state: float("nan"), "ValueError"),
+        (lambda state: "x" * 70_000, "at most 64000"),
+    ],
+)
+async def test_a_flow_that_ends_without_a_result_is_stuck_with_an_alarm(
+    conn: Connection, result: Any, why: str
+) -> None:
+    flows = Flows([flow := flow_of(one_node(lambda _: {"done": 1}), result=result)])
+    await begin(conn, flow)
+    assert await run(conn, flows) == "stuck"
+    assert why in str((await thread_of(conn, "t1")).reason)
+    assert await value(conn, "SELECT count(*) FROM notices WHERE kind = 'alarm'") == 1
+    assert [row["type"] for row in await all_rows(conn, "SELECT type FROM events")] == ["thread.stuck"]
+
+
+# Long ones
+
+
+def counting() -> StateGraph[Any, Any, Any, Any]:
+    async def count(state: State) -> State:
+        done = state.get("done", 0) + 1
+        progress(done, state["total"])
+        return {"done": done, "said": [done]}
+
+    def after(state: State) -> str:
+        return "count" if state["done"] < state["total"] else "end"
+
+    graph = StateGraph(State)
+    graph.add_node("count", count)
+    graph.add_node("end", lambda state: {"result": state["said"]})
+    graph.add_edge(START, "count")
+    graph.add_conditional_edges("count", after, ["count", "end"])
+    graph.add_edge("end", END)
+    return graph
+
+
+class Total(BaseModel):
+    total: int
+
+
+async def test_a_long_flow_is_driven_in_slices_and_each_step_once(conn: Connection) -> None:
+    flows = Flows([flow := flow_of(counting, input=Total)])
+    await begin(conn, flow, given={"total": 5})
+    outcomes = []
+    for slices in range(1, 10):
+        outcomes.append(await drive(conn, "t1", flows=flows, policy=POLICY, slice_s=0))
+        row = await one_row(
+            conn, "SELECT attempts, progress_done, progress_total, due_at IS NOT NULL AS due FROM threads"
+        )
+        if outcomes[-1] == "over":
+            break
+        assert row == {"attempts": 0, "progress_done": slices, "progress_total": 5, "due": True}
+    assert outcomes == ["unfinished"] * 5 + ["over"]
+    assert (await thread_of(conn, "t1")).result == [1, 2, 3, 4, 5]
+
+
+async def test_a_slice_never_ends_inside_a_step_of_several(conn: Connection) -> None:
+    flows = Flows([flow := flow_of(branching)])
+    await begin(conn, flow)
+    assert await drive(conn, "t1", flows=flows, policy=POLICY, slice_s=0) == "waiting"
+    for interrupt_id in (await pending(conn)).values():
+        await decide(conn, interrupt_id, ANN, YES)
+    assert await drive(conn, "t1", flows=flows, policy=POLICY, slice_s=0) == "unfinished"
+    assert await drive(conn, "t1", flows=flows, policy=POLICY, slice_s=0) == "over"
+    assert (await thread_of(conn, "t1")).result == [["left", True], ["right", True]]
+
+
+# Versions, and flows that are not here
+
+
+def saying(word: str) -> Any:
+    def node(_: State) -> State:
+        return {"result": [word, ask(Request(title=word)).approved]}
+
+    return one_node(node)
+
+
+async def test_a_thread_keeps_its_version_and_new_ones_get_the_first(conn: Connection) -> None:
+    old, new = flow_of(saying("old"), version="1"), flow_of(saying("new"), version="2")
+    await begin(conn, old)
+    assert await run(conn, Flows([old])) == "waiting"
+    both = Flows([new, old])
+    assert both.newest("test") is new
+    await decide(conn, (await pending(conn))["old"], ANN, YES)
+    assert await run(conn, both) == "over"
+    assert (await thread_of(conn, "t1")).result == ["old", True]
+
+
+async def test_a_thread_whose_version_is_not_here_is_left_alone_and_goes_on_when_it_is(conn: Connection) -> None:
+    old, new = flow_of(saying("old"), version="1"), flow_of(saying("new"), version="2")
+    await begin(conn, old)
+    await run(conn, Flows([old]))
+    await decide(conn, (await pending(conn))["old"], ANN, YES)
+    before = await all_rows(conn, "SELECT checkpoint_id FROM checkpoints ORDER BY 1")
+    for _ in range(2):
+        assert await run(conn, Flows([new])) == "unavailable"
+    thread = await thread_of(conn, "t1")
+    assert (thread.status, thread.due_at, thread.attempts) == ("unavailable", None, 0)
+    assert thread.reason == "no worker has the flow test in version 1: name its module in FLOWS"
+    assert await all_rows(conn, "SELECT checkpoint_id FROM checkpoints ORDER BY 1") == before
+    assert await value(conn, "SELECT count(*) FROM notices WHERE kind = 'alarm'") == 1
+
+    assert await settle_flows(conn, [new.key]) == (0, 0)
+    assert await settle_flows(conn, [new.key, old.key]) == (1, 0)
+    assert await run(conn, Flows([new, old])) == "over"
+    assert (await thread_of(conn, "t1")).result == ["old", True]
+
+
+async def test_a_worker_looks_only_at_threads_that_it_can_drive(conn: Connection) -> None:
+    flow = flow_of(saying("word"))
+    for number in range(3):
+        await begin(conn, flow, f"t{number}")
+    await start_claim(conn, "claim")
+    due = await threads.due_threads(conn, flows=[CLAIMS.key, "other@1"], drive_timeout_s=60, limit=2)
+    assert [each.thread_id for each in due] == ["claim"]
+    due = await threads.due_threads(conn, flows=[CLAIMS.key, flow.key], drive_timeout_s=60, limit=3)
+    assert [each.thread_id for each in due] == ["t0", "t1", "t2"]
+
+
+async def test_what_waits_for_a_flow_that_nobody_has_is_set_aside_after_a_grace(conn: Connection) -> None:
+    flow = flow_of(saying("word"))
+    for number in range(3):
+        await begin(conn, flow, f"t{number}")
+    await start_claim(conn, "claim")
+    assert await settle_flows(conn, [CLAIMS.key]) == (0, 0)
+    await conn.execute("UPDATE threads SET due_at = due_at - interval '11 seconds'")
+    assert await settle_flows(conn, [CLAIMS.key]) == (0, 4)
+    # Nobody says that he drives claims, either: the caller is only about to.
+    assert await settle_flows(conn, [CLAIMS.key]) == (1, 0)
+    statuses = {
+        row["thread_id"]: row["status"] for row in await all_rows(conn, "SELECT thread_id, status FROM threads")
+    }
+    assert statuses == {"claim": "running"} | dict.fromkeys(("t0", "t1", "t2"), "unavailable")
+
+
+@pytest.fixture
+async def package(tmp_path: Path, database_url: str) -> AsyncIterator[Terminal]:
+    (tmp_path / "counting.py").write_text(
+        "from tests.test_flows import Total, counting\n"
+        "from flow import Flow\n"
+        "FLOW = Flow(name='counting', version='3', build=counting, input=Total)\n"
+    )
+    yield Terminal(tmp_path, DATABASE_URL=database_url, PYTHONPATH=f"{ROOT}:{tmp_path}")
+
+
+async def test_list_shows_what_no_worker_has_and_the_worker_that_has_it_takes_it_up(
+    package: Terminal, conn: Connection
+) -> None:
+    def terminal(flows: str) -> Terminal:
+        return Terminal(package.folder, **package.environment, FLOWS=flows)
+
+    given = ("--thread", "t1", "--flow", "counting", "--input", '{"total": 3}')
+    async with worker(terminal("flow.claims"), conn):
+        # This command has the flow, and nobody else: it drives by itself, a worker or none.
+        assert terminal("counting").run("start", *given).code == 0
+        await conn.execute(
+            "UPDATE threads SET status = 'running', result = NULL, due_at = clock_timestamp() - interval '11 seconds'"
+        )
+
+        async def listed() -> bool:
+            return ["t1", "counting", "unavailable"] in [line.split()[:3] for line in list_().splitlines()]
+
+        def list_() -> str:
+            return terminal("flow.claims").run("list", "--status", "unavailable").out
+
+        await until(listed, within_s=30)
+        async with worker(terminal("counting,flow.claims"), conn, present=2):
+
+            async def done() -> bool:
+                return bool(await value(conn, "SELECT status = 'done' FROM threads"))
+
+            await until(done, within_s=30)
+
+
+# Paused by one release, driven by another
+
+
+@pytest.mark.parametrize("name", ["claims-before-flows", "claims-0.1"])
+async def test_a_claim_that_an_earlier_release_paused_is_paid_once(conn: Connection, flows: Flows, name: str) -> None:
+    interrupt_id = await load(conn, name)
+    assert await run(conn, flows) == "waiting"
+    await decide(conn, interrupt_id, ANN, YES)
+    for _ in range(2):
+        assert await run(conn, flows) == "over"
+    assert await value(conn, "SELECT count(*) FROM payments WHERE amount = 250") == 1
+
+
+@pytest.mark.parametrize("name", ["claims-before-flows", "claims-0.1"])
+async def test_a_claim_whose_node_was_renamed_is_not_paid_and_not_called_over(conn: Connection, name: str) -> None:
+    interrupt_id = await load(conn, name)
+    await decide(conn, interrupt_id, ANN, YES)
+    assert await run(conn, renamed("approve", "ask")) == "stuck"
+    assert await value(conn, "SELECT count(*) FROM payments") == 0
+
+
+async def test_a_thread_goes_on_when_the_node_after_its_pause_was_renamed_and_the_state_has_grown(
+    conn: Connection,
+) -> None:
+    class Grown(LetterState, total=False):
+        stamp: str
+
+    def post(state: Grown) -> Grown:
+        return {"result": {"sent": state["approved"], "to": state["to"], "stamp": state.get("stamp", "none")}}
+
+    interrupt_id = await load(conn, "letters-0.1")
+    await decide(conn, interrupt_id, ANN, YES)
+    assert await run(conn, Flows([letters(sends="post", sender=post, state=Grown)])) == "over"
+    assert (await thread_of(conn, "t1")).result == {"sent": True, "to": "ACME", "stamp": "none"}
+
+
+async def test_a_thread_whose_asking_node_was_renamed_is_stuck_and_goes_on_when_it_is_brought_back(
+    conn: Connection,
+) -> None:
+    interrupt_id = await load(conn, "letters-0.1")
+    assert (await approval_of(conn, interrupt_id)).request["title"] == "Send a letter"
+    await decide(conn, interrupt_id, ANN, YES)
+    assert await run(conn, Flows([letters(asks="check")])) == "stuck"
+    assert "without a result" in str((await thread_of(conn, "t1")).reason)
+    await threads.wake(conn, "t1")
+    assert await run(conn, Flows([letters()])) == "over"
+    assert (await thread_of(conn, "t1")).result == {"sent": True, "to": "ACME"}
+    assert Letter.model_validate({"to": "ACME"}).to == "ACME"
+
+
+async def test_two_connections_drive_one_thread_one_at_a_time(conn: Connection, database_url: str) -> None:
+    flows = Flows([flow := flow_of(counting, input=Total)])
+    await begin(conn, flow, given={"total": 2})
+    async with await connect(database_url, "drive") as other:
+        assert await threads.try_lock(other, "t1")
+        assert await run(conn, flows) == "locked"
+        await threads.unlock(other, "t1")
+    assert await run(conn, flows) == "over"
