@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import psycopg
 from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.types import Command, Interrupt, StateSnapshot
 from psycopg import errors
@@ -47,7 +48,7 @@ from flow.errors import (
     UnstorableState,
 )
 from flow.events import facts_of_thread, record_events
-from flow.flows import Flow, Flows, Serializer, settled_the_same
+from flow.flows import Flow, Flows, Serializer, check_kept, settled_the_same
 from flow.inputs import storable
 from flow.model import Approval, Thread
 from flow.pen import Pen
@@ -173,6 +174,21 @@ async def _step(run: _Run, pen: Pen, thread: Thread, state: StateSnapshot) -> St
     return await _close_with_result(pen, run.flow, thread, state) or state
 
 
+class _Saver(AsyncPostgresSaver):
+    """A step's results and its checkpoint are written side by side: whichever is first, it is refused in our words."""
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        for value in checkpoint["channel_values"].values():
+            check_kept(value)
+        return await super().aput(config, checkpoint, metadata, new_versions)
+
+
 class _Run:
     """The graph of one drive, with its saver; notices when LangGraph does not move.
 
@@ -180,7 +196,7 @@ class _Run:
     """
 
     def __init__(self, flow: Flow, pen: Pen, thread_id: str, *, until: float) -> None:
-        saver = AsyncPostgresSaver(pen.conn, serde=Serializer())
+        saver = _Saver(pen.conn, serde=Serializer())
         saver.lock = pen.lock
         self.flow, self.stopped = flow, False
         self._graph = flow.compile().copy({"checkpointer": saver})

@@ -219,9 +219,14 @@ class Serializer(JsonPlusSerializer):
     """
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
-        if isinstance(obj, str | float) and not storable_value(obj):
-            raise UnstorableState(f"a node returned {obj!a:.60}, which no checkpoint can hold")
+        check_kept(obj)
         return super().dumps_typed(obj)
+
+
+def check_kept(value: Any) -> None:
+    """Raise UnstorableState for what a checkpoint's JSON cannot hold."""
+    if isinstance(value, str | float) and not storable_value(value):
+        raise UnstorableState(f"a node returned {value!a:.60}, which no checkpoint can hold")
 
 
 def settled_the_same(asked: Asked, approval: Approval) -> bool:

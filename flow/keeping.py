@@ -14,6 +14,7 @@ import inspect
 import logging
 import re
 import typing
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
@@ -88,7 +89,7 @@ def _becomes(annotation: Any) -> str | None:
         for sample in _samples(annotation):
             try:
                 back = serializer.loads_typed(serializer.dumps_typed(sample))
-            except (TypeError, ValueError) as exc:
+            except (TypeError, ValueError, AttributeError) as exc:
                 return f"no checkpoint can hold ({exc})"
             if changed := _changed(sample, back):
                 return "comes back as " + changed
@@ -146,7 +147,8 @@ def _instances(kind: type, within: tuple[Any, ...]) -> Iterator[Any]:
         yield from list(kind)[:1]
     elif issubclass(kind, BaseModel):
         # Without its own checks, which may want more than the types say.
-        yield kind.model_construct(**_filled({name: f.annotation for name, f in kind.model_fields.items()}, within))
+        fields = {name: field.annotation for name, field in kind.model_fields.items()}
+        yield from _made(lambda: kind.model_construct(**_filled(fields, within)))
     elif dataclasses.is_dataclass(kind):
         made = object.__new__(kind)
         for field in dataclasses.fields(kind):
@@ -189,10 +191,12 @@ def _in_words(annotation: Any) -> str:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """LangGraph warns of what it would not make: that is the finding."""
+    """LangGraph warns of what it would not make, and pydantic of samples: that is the finding."""
     log = logging.getLogger("langgraph.checkpoint.serde.jsonplus")
     was, log.disabled = log.disabled, True
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         log.disabled = was

@@ -143,9 +143,9 @@ def _node_of(code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.Lam
 
 
 def _attribute(of: Any, name: str) -> Any:
-    """By looking only: nothing of a flow's own runs."""
+    """By looking only: no property runs."""
     if isinstance(of, ModuleType):
-        return vars(of).get(name, UNKNOWN)
+        return getattr(of, name, UNKNOWN)
     if isinstance(of, type):
         found = inspect.getattr_static(of, name, UNKNOWN)
         if isinstance(found, staticmethod | FunctionType):

@@ -28,6 +28,8 @@ from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Literal
 
+from langgraph.pregel import Pregel
+
 from flow.asking import Request
 from flow.flows import Flow
 from flow.keeping import unkept
@@ -78,7 +80,8 @@ def traps_of(flow: Flow) -> list[Finding]:
 
 class _Reader:
     def __init__(self, flow: Flow) -> None:
-        self._flow, self._graph = flow, flow.built()
+        self._flow = flow
+        self._graph: Any = flow.built()
         self._found: set[Finding] = set()
         self._any_asks = False
         # The files of the flow itself, and where it is built.
@@ -91,6 +94,10 @@ class _Reader:
 
     def read(self) -> set[Finding]:
         graphs = [self._graph, *(inner for _, inner in self._graph.get_subgraphs(recurse=True))]
+        for graph in graphs:
+            for runnable in _runnables_of(graph):
+                # Those that LangGraph does not call its subgraphs: of them it keeps nothing.
+                graphs += [runnable] if isinstance(runnable, Pregel) and runnable not in graphs else []
         units = [(graph, list(_nodes_of(graph)), list(_edges_of(graph))) for graph in graphs]
         self._files |= {code.file for _, nodes, edges in units for code in (*nodes, *edges)}
         for graph, nodes, edges in units:
@@ -100,7 +107,7 @@ class _Reader:
             for code in edges:
                 self._paths.run(code, "edge")
             self._any_asks |= self._paths.asks
-            if self._paths.asks and graph is not self._graph and getattr(graph, "checkpointer", None) is False:
+            if self._paths.asks and graph is not self._graph and graph.checkpointer is False:
                 self._inner_without_saver()
         self._modules()
         if self._graph.checkpointer is not None and not any(found.trap == "checkpointer" for found in self._found):
@@ -246,10 +253,14 @@ def _is_clock(target: Any) -> bool:
     )
 
 
-def _nodes_of(graph: Any) -> Iterator[Code]:
+def _runnables_of(graph: Any) -> list[Any]:
     builder = getattr(graph, "builder", None)
-    for spec in builder.nodes.values() if builder else ():
-        yield from _codes_of(spec.runnable)
+    return [spec.runnable for spec in builder.nodes.values()] if builder else []
+
+
+def _nodes_of(graph: Any) -> Iterator[Code]:
+    for runnable in _runnables_of(graph):
+        yield from _codes_of(runnable)
 
 
 def _edges_of(graph: Any) -> Iterator[Code]:
