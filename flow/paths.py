@@ -110,7 +110,9 @@ class Paths:
             way = _Way(self, code, role, (*above, code.place))
             end = way.through(code.body, seen)
             self._ends[known] = _either(end, *way.returned)
-        return self._ends[known]
+        end = self._ends[known]
+        self.asks |= end is not None and end.asked
+        return end
 
     def followed(self, target: Any) -> Code | None:
         """The code of a helper of one's own."""

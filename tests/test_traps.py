@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,7 +48,7 @@ def found_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
         return traps_of(flow)
 
     yield found_in
-    for name in ("trapped", "requests_like"):
+    for name in ("trapped", "requests_like", "documented"):
         sys.modules.pop(name, None)
 
 
@@ -64,9 +65,17 @@ def test_what_is_no_trap_is_left_alone(found_in: Callable[[str], list[Finding]],
     assert found_in(GOOD[name]) == []
 
 
-@pytest.mark.parametrize("flow", load_flows(("flow.claims", "flow.patterns")), ids=lambda flow: flow.name)
+@pytest.mark.parametrize("flow", list(load_flows(("flow.claims", "flow.patterns"))), ids=lambda flow: flow.name)
 def test_the_flows_that_are_here_have_no_traps(flow: Flow) -> None:
     assert traps_of(flow) == []
+
+
+def test_the_flow_that_the_documentation_writes_has_no_traps(
+    tmp_path: Path, found_in: Callable[[str], list[Finding]]
+) -> None:
+    [text] = re.findall(r"```python\n(.*?FLOW = .*?)```", (ROOT / "docs" / "flows.md").read_text(), re.DOTALL)
+    (tmp_path / "documented.py").write_text(text)
+    assert found_in("from documented import FLOW\nTAIL = False\n") == []
 
 
 def test_an_agent_of_langchains_that_asks_before_its_tools_has_no_traps() -> None:
