@@ -95,6 +95,7 @@ def is_secret_name(name: str, text: str | None = None) -> bool:
 
 
 def is_allowed(name: str, allowed: Collection[str]) -> bool:
+    """Whether the flow lets values of this name be shown."""
     return _words(name) in set(map(_words, allowed))
 
 
