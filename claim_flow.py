@@ -534,10 +534,13 @@ def db_stop() -> None:
     _run(run)
 
 
-@cli.command()
+@cli.group(invoke_without_command=True)
 @_json
-def doctor(as_json: bool) -> None:
+@click.pass_context
+def doctor(context: click.Context, as_json: bool) -> None:
     """Check the surroundings; each finding comes with its fix. Exit 1 if anything is wrong."""
+    if context.invoked_subcommand is not None:
+        return
 
     async def run(settings: Settings) -> None:
         from bot.doctor import examine
@@ -551,6 +554,31 @@ def doctor(as_json: bool) -> None:
                 if finding.fix:
                     click.echo(f"       {finding.fix}")
         if not all(finding.ok for finding in findings):
+            raise SystemExit(1)
+
+    _run(run)
+
+
+@doctor.command("flow")
+@click.argument("name")
+@_json
+def doctor_flow(name: str, as_json: bool) -> None:
+    """Read a flow's code for traps; each comes with its file, line and fix. Exit 1 if there are any."""
+
+    async def run(settings: Settings) -> None:
+        from flow.flows import newest_flow
+        from flow.traps import traps_of
+
+        findings = traps_of(newest_flow(settings.flow_modules, name))
+        if as_json:
+            _print_json([finding.as_json() for finding in findings])
+        else:
+            for finding in findings:
+                click.echo(f"{finding.file}:{finding.line}: {finding.trap}: {finding.what}")
+                click.echo(f"       {finding.fix}")
+            if not findings:
+                click.echo("no traps found")
+        if findings:
             raise SystemExit(1)
 
     _run(run)

@@ -42,7 +42,7 @@ async def advance(
             return thread
         if await is_present(conn, thread.flow_key):
             await wait_for_bell(conn, timeout_s=_POLL_S)
-        elif await _drive_and_tell(url, conn, thread_id, settings, tell):
+        elif await _drive_and_tell(url, conn, thread, settings, tell):
             deadline = clock() + settings.drive_timeout
         else:
             # Somebody else drives it.
@@ -50,20 +50,20 @@ async def advance(
 
 
 async def _drive_and_tell(
-    url: str, conn: Connection, thread_id: str, settings: Settings, tell: Callable[[Thread], None] | None
+    url: str, conn: Connection, thread: Thread, settings: Settings, tell: Callable[[Thread], None] | None
 ) -> bool:
-    driving = asyncio.ensure_future(_drive_here(url, thread_id, settings))
+    driving = asyncio.ensure_future(_drive_here(url, thread.thread_id, thread.flow_key, settings))
     while tell and not driving.done():
         await asyncio.wait({driving}, timeout=_POLL_S)
-        tell(await thread_of(conn, thread_id))
+        tell(await thread_of(conn, thread.thread_id))
     return await driving
 
 
-async def _drive_here(url: str, thread_id: str, settings: Settings) -> bool:
+async def _drive_here(url: str, thread_id: str, flow_key: str, settings: Settings) -> bool:
     """False if somebody else is driving it, or has taken over because we stood still for too long."""
     from flow.assess import adviser_of
     from flow.drive import drive, ensure_checkpoint_tables
-    from flow.flows import load_flows
+    from flow.flows import flows_with
     from flow.policy import policy_of
     from flow.providers import provider_of
 
@@ -74,7 +74,7 @@ async def _drive_here(url: str, thread_id: str, settings: Settings) -> bool:
             outcome = await drive(
                 own,
                 thread_id,
-                flows=load_flows(settings.flow_modules),
+                flows=flows_with(settings.flow_modules, flow_key),
                 policy=policy_of(settings),
                 adviser=adviser_of(settings),
                 provider=provider_of(settings),

@@ -10,13 +10,17 @@ A node asks once, and does nothing before it asks: at the answer the node runs a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from typing import Any
 
 from langgraph.config import get_stream_writer
+from langgraph.runtime import get_runtime
 from langgraph.types import interrupt
 
+from flow.effects import effect_under_way
+from flow.errors import AskedInEffect, AskedTwice
 from flow.questions import stored_question
 
 
@@ -58,9 +62,21 @@ class Answer:
 
 
 def ask(request: Request) -> Answer:
-    """Pause until people have decided. Raises Unaskable at once for what nobody could be shown."""
+    """Pause until people have decided.
+
+    Raises Unaskable at once for what nobody could be shown, AskedTwice in a node that has asked before, AskedInEffect
+    inside of an @idempotent function.
+    """
+    if (effect := effect_under_way()) is not None:
+        raise AskedInEffect(effect)
+    info = get_runtime().execution_info
+    assert info is not None
+    run = (info.checkpoint_ns, info.task_id, info.node_attempt)
+    if _asked_in.get() == run:
+        raise AskedTwice
     value = request.as_value()
     stored_question(value)
+    _asked_in.set(run)
     said = interrupt(value)
     # Strictly: a truthy answer of any other shape is not an approval.
     if not isinstance(said, dict):
@@ -78,6 +94,9 @@ def progress(done: int, total: int) -> None:
     """Say how far a long flow is: `show`, the pages and a waiting command line have it within half a second."""
     get_stream_writer()({PROGRESS: [done, total]})
 
+
+# The run of a node that has asked.
+_asked_in: ContextVar[tuple[object, ...] | None] = ContextVar("asked_in", default=None)
 
 # How it travels: on LangGraph's own `custom` stream.
 PROGRESS = "claim_flow_progress"

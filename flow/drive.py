@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 import psycopg
 from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.types import Command, Interrupt, StateSnapshot
 from psycopg import errors
@@ -33,6 +34,8 @@ from flow.asking import PROGRESS
 from flow.assess import Adviser
 from flow.database import Connection, Lock, connect, exclusively
 from flow.errors import (
+    AskedInEffect,
+    AskedTwice,
     BadInput,
     DriveFailed,
     EffectFailed,
@@ -40,12 +43,13 @@ from flow.errors import (
     NoResult,
     NotApproved,
     ResultNotKept,
+    SecretInRequest,
     Unaskable,
     UnknownApproval,
     UnstorableState,
 )
 from flow.events import facts_of_thread, record_events
-from flow.flows import Flow, Flows, Serializer, settled_the_same
+from flow.flows import Flow, Flows, Serializer, check_kept, settled_the_same
 from flow.inputs import storable
 from flow.model import Approval, Thread
 from flow.pen import Pen
@@ -62,7 +66,10 @@ _BETWEEN_PROGRESS_S = 0.25
 _MOST_STEPS = 1_000_000
 
 # Trying again would change nothing.
-_FINAL = (NotApproved, KeyReused, EffectFailed, ResultNotKept, Unaskable, NoResult, BadInput, UnstorableState)
+_FINAL = (
+    NotApproved, KeyReused, EffectFailed, ResultNotKept, Unaskable, SecretInRequest, AskedTwice, AskedInEffect,
+    NoResult, BadInput, UnstorableState,
+)  # fmt: skip
 
 
 async def drive(
@@ -166,6 +173,21 @@ async def _step(run: _Run, pen: Pen, thread: Thread, state: StateSnapshot) -> St
     return await _close_with_result(pen, run.flow, thread, state) or state
 
 
+class _Saver(AsyncPostgresSaver):
+    """A step's results and its checkpoint are written side by side: whichever is first, it is refused in our words."""
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        for value in checkpoint["channel_values"].values():
+            check_kept(value)
+        return await super().aput(config, checkpoint, metadata, new_versions)
+
+
 class _Run:
     """The graph of one drive, with its saver; notices when LangGraph does not move.
 
@@ -173,7 +195,7 @@ class _Run:
     """
 
     def __init__(self, flow: Flow, pen: Pen, thread_id: str, *, until: float) -> None:
-        saver = AsyncPostgresSaver(pen.conn, serde=Serializer())
+        saver = _Saver(pen.conn, serde=Serializer())
         saver.lock = pen.lock
         self.flow, self.stopped = flow, False
         self._graph = flow.compile().copy({"checkpointer": saver})

@@ -43,12 +43,20 @@ from typing import Any, ParamSpec, TypeVar, cast, overload
 from uuid import UUID
 
 from langgraph.config import get_config
-from langgraph.errors import GraphBubbleUp
+from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.runtime import get_runtime
 from pydantic import BaseModel
 
 from flow.aio import to_its_end
-from flow.errors import EffectFailed, EffectInProgress, KeyReused, NeedsKey, NotInADrive, ResultNotKept
+from flow.errors import (
+    AskedInEffect,
+    EffectFailed,
+    EffectInProgress,
+    KeyReused,
+    NeedsKey,
+    NotInADrive,
+    ResultNotKept,
+)
 from flow.pen import Pen
 
 P = ParamSpec("P")
@@ -112,6 +120,12 @@ def idempotency_key() -> str:
     return calls[-1].outside_key
 
 
+def effect_under_way() -> str | None:
+    """The name of the @idempotent function that is running here; None outside of all."""
+    calls = _under_way.get()
+    return calls[-1].name if calls else None
+
+
 @contextlib.contextmanager
 def recorded_by(pen: Pen) -> Iterator[None]:
     """Within it, effects are recorded with this pen. One run of a graph, on the loop that is running now."""
@@ -164,6 +178,7 @@ class _Call:
     """One call, from its claim to its outcome."""
 
     drive: _Drive
+    name: str
     thread_id: str
     key: str
     # A row of the table, once it is claimed or found.
@@ -257,7 +272,7 @@ class _Effect:
         fingerprint = self._fingerprint(args, kwargs)
         number = self._number(drive, place, fingerprint) if self._key is None else None
         key = self._auto_key(place, fingerprint, number[1]) if number else self._chosen_key(args, kwargs)
-        call = _Call(drive=drive, thread_id=place.thread_id, key=key, number=number)
+        call = _Call(drive=drive, name=self._name, thread_id=place.thread_id, key=key, number=number)
         if any(outer.key == call.key for outer in _under_way.get()):
             raise EffectInProgress(self._name, "it is called from within itself")
         while (other := drive.running.get(call.key)) is not None:
@@ -327,16 +342,20 @@ class _Effect:
         return json.loads(text)
 
     async def _failed(self, call: _Call, exc: Exception) -> Exception | None:
-        """Keep a permanent error; what every caller gets in its place. None: it is not permanent, let it rise."""
-        # A pause of the flow passes through as an exception, too.
-        if not isinstance(exc, self._permanent) or isinstance(exc, GraphBubbleUp | EffectInProgress):
+        """Keep a permanent error; what every caller gets in its place. None: it is not permanent, let it rise.
+
+        A pause for a person is refused: the function would begin anew at the answer.
+        """
+        # What LangGraph raises for itself is no outcome.
+        passing = isinstance(exc, GraphBubbleUp | EffectInProgress | AskedInEffect)
+        if passing or not isinstance(exc, self._permanent):
             async with call.drive.pen.tx() as conn:
                 await conn.execute(
                     "UPDATE effects SET lease_until = clock_timestamp()"
                     " WHERE thread_id = %s AND key = %s AND attempt = %s AND status = 'started'",
                     (call.thread_id, call.key, call.row["attempt"]),
                 )
-            return None
+            return AskedInEffect(self._name) if isinstance(exc, GraphInterrupt) else None
         error = _error_as_json(exc)
         await _end(call, "failed", error=error)
         return self._error_of(error)

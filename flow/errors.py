@@ -149,6 +149,28 @@ class Unaskable(FlowError):
 class SecretInRequest(FlowError):
     """A request would show a secret to everybody."""
 
+    def __init__(self, place: str, why: str) -> None:
+        self.place, self.why = place, why
+        super().__init__(
+            f"the flow's request would show a secret to everybody: {place} {why}. Pass a reference to it instead; if it"
+            " is none, allow its name with Flow(not_secret=(…,))"
+        )
+
+
+class AskedTwice(FlowError):
+    """A node asks a second time: after each answer it runs again from its top."""
+
+    def __init__(self) -> None:
+        super().__init__("a node asks a second time: give each question a node of its own")
+
+
+class AskedInEffect(FlowError):
+    """An effect was paused for a person, and would begin anew at the answer."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"{name} is @idempotent, and asks a person: ask in a node before it, and pass it the answer")
+
 
 class NoResult(FlowError):
     """A flow has ended, and left nothing that tells what it came to."""

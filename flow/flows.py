@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
@@ -89,15 +90,32 @@ class Flow:
         return flow_key(self.name, self.version)
 
     def compile(self) -> Graph:
-        """Its graph, compiled once per process (2 ms); each drive copies it with its own saver."""
+        """Its graph, compiled once per process (2 ms); each drive copies it with its own saver.
+
+        Raises SettingError for a graph that brings its own saver, or whose state no checkpoint would give back.
+        """
         if self._graph is None:
-            try:
-                built = self.build()
-                self._graph = built.compile() if isinstance(built, StateGraph) else built
-            except Exception as exc:
-                # Whatever its own code, or LangGraph, says of it: it must be named, and not end as a traceback of ours.
-                raise SettingError(f"FLOWS: {self.name} cannot be built: {type(exc).__name__}: {exc}") from exc
+            from flow.keeping import unkept
+
+            graph = self.built()
+            if graph.checkpointer is not None:
+                raise SettingError(
+                    f"the flow {self.name} is built with a checkpointer of its own: let build return the StateGraph, or"
+                    " compile it without one; each drive brings the one that keeps what it does"
+                )
+            if lost := list(unkept(graph)):
+                raise SettingError(f"the flow {self.name}: {'; '.join(map(str, lost))}")
+            self._graph = graph
         return self._graph
+
+    def built(self) -> Graph:
+        """A graph of it, compiled, whatever else is wrong with it. Raises SettingError if it cannot be built."""
+        try:
+            built = self.build()
+            return built.compile() if isinstance(built, StateGraph) else built
+        except Exception as exc:
+            # Whatever its own code, or LangGraph, says of it: it must be named, and not end as a traceback of ours.
+            raise SettingError(f"FLOWS: {self.name} cannot be built: {type(exc).__name__}: {exc}") from exc
 
     def begin(self, thread: Thread) -> Mapping[str, Any]:
         """The state that a new thread begins with."""
@@ -157,17 +175,36 @@ class Flows:
         """The flow of this thread, in the version that it began with."""
         return self._flows.get(thread.flow_key)
 
-    def newest(self, name: str) -> Flow:
-        """The flow that a new thread gets. Raises UnknownFlow."""
-        for flow in self:
-            if flow.name == name:
-                return flow
-        raise UnknownFlow(name, sorted({flow.name for flow in self}))
-
 
 def load_flows(modules: Sequence[str]) -> Flows:
-    """Import these modules and collect their flows. Raises SettingError, which names the module and what it lacks."""
-    return Flows([flow for module in modules for flow in _flows_of(module)])
+    """Import these modules, collect their flows, and compile them.
+
+    Raises SettingError, which names the module or the flow and what it lacks.
+    """
+    flows = Flows(list(_each(modules)))
+    for flow in flows:
+        flow.compile()
+    return flows
+
+
+def flows_with(modules: Sequence[str], key: str) -> Flows:
+    """The flow with this key alone, or none: whoever needs only one imports no more than it takes to find it."""
+    return Flows(list(islice((flow for flow in _each(modules) if flow.key == key), 1)))
+
+
+def newest_flow(modules: Sequence[str], name: str) -> Flow:
+    """The flow that a new thread gets, found in the same way. Raises UnknownFlow."""
+    known = set()
+    for flow in _each(modules):
+        if flow.name == name:
+            return flow
+        known.add(flow.name)
+    raise UnknownFlow(name, sorted(known))
+
+
+def _each(modules: Sequence[str]) -> Iterator[Flow]:
+    for module in modules:
+        yield from _flows_of(module)
 
 
 def _flows_of(module: str) -> Sequence[Flow]:
@@ -190,9 +227,14 @@ class Serializer(JsonPlusSerializer):
     """
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
-        if isinstance(obj, str | float) and not storable_value(obj):
-            raise UnstorableState(f"a node returned {obj!a:.60}, which no checkpoint can hold")
+        check_kept(obj)
         return super().dumps_typed(obj)
+
+
+def check_kept(value: Any) -> None:
+    """Raise UnstorableState for what a checkpoint's JSON cannot hold."""
+    if isinstance(value, str | float) and not storable_value(value):
+        raise UnstorableState(f"a node returned {value!a:.60}, which no checkpoint can hold")
 
 
 def settled_the_same(asked: Asked, approval: Approval) -> bool:

@@ -78,28 +78,28 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def check_object(value: dict[str, Any]) -> None:
-    """Raise BadInput for an object that Postgres cannot hold as it is, or for a very large one."""
+    """Raise BadInput for an object with text or numbers that Postgres cannot hold, or for a very large one."""
     try:
         text = json.dumps(value, ensure_ascii=False)
-        fits = all(map(storable_value, _leaves(value)))
+        fits = all(map(storable_value, _scalars(value)))
     except RecursionError:
         raise BadInput("JSON", value.keys(), "it is nested too deeply") from None
     if len(text) > MAX_OBJECT:
         raise BadInput("JSON", text, f"it has {len(text)} characters, at most {MAX_OBJECT} are kept")
     if not fits:
-        raise BadInput("JSON", text, "it contains a character, or a number, that cannot be stored")
+        raise BadInput("JSON", text, "it contains a character or a number that cannot be stored")
 
 
-def _leaves(value: Any) -> Iterator[str | float]:
+def _scalars(value: Any) -> Iterator[str | float]:
     if isinstance(value, str | float):
         yield value
     elif isinstance(value, dict):
         for name, each in value.items():
             yield name
-            yield from _leaves(each)
+            yield from _scalars(each)
     elif isinstance(value, list):
         for each in value:
-            yield from _leaves(each)
+            yield from _scalars(each)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

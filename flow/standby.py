@@ -155,8 +155,6 @@ def _run_zygote(ctl: socket.socket) -> NoReturn:
 
     settings = read_settings()
     url, flows = database_url(settings), load_flows(settings.flow_modules)
-    for flow in flows:
-        flow.compile()
     adviser = adviser_of(settings)
     if adviser is not None:
         import openai  # noqa: F401 (a second that no child should spend)

@@ -55,10 +55,10 @@ def filed(settings: Settings, flow: str, given: dict[str, Any]) -> New:
     """
     if flow == CLAIM_FLOW:
         return filed_claim(given)
-    from flow.flows import load_flows
+    from flow.flows import newest_flow
 
     inputs.check_object(given)
-    found = load_flows(settings.flow_modules).newest(flow)
+    found = newest_flow(settings.flow_modules, flow)
     found.checked(given)
     return New(flow=found.name, flow_version=found.version, input=given)
 
@@ -134,10 +134,10 @@ class Checker:
 
 
 def _answer(modules: Sequence[str], question: dict[str, Any]) -> dict[str, Any]:
-    from flow.flows import load_flows
+    from flow.flows import newest_flow
 
     try:
-        found = load_flows(modules).newest(question["flow"])
+        found = newest_flow(modules, question["flow"])
         found.checked(question["input"])
     except UnknownFlow as exc:
         return {"error": "flow", "known": list(exc.known)}

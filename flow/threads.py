@@ -16,7 +16,7 @@ from psycopg.types.json import Json, Jsonb
 from flow import notices
 from flow.database import Connection, is_present, newest, ring
 from flow.errors import ThreadExists, UnknownThread
-from flow.model import OVER, Claim, Thread, flow_key
+from flow.model import CLAIM_FLOW, OVER, Claim, Thread, flow_key
 
 # With the back-off below the last of them is about two hours after the first.
 MAX_ATTEMPTS = 20
@@ -47,7 +47,7 @@ async def insert_thread(
         )
         thread = await thread_of(conn, thread_id)
         if thread.flow != flow or thread.input != input:
-            raise ThreadExists(thread_id, _input_in_words(thread))
+            raise ThreadExists(thread_id, _what_it_was(thread, flow, input))
         await ring(conn)
     return thread
 
@@ -328,9 +328,13 @@ def _thread(row: dict[str, Any]) -> Thread:
     return Thread(**row, progress=None if done is None else (done, total))
 
 
-def _input_in_words(thread: Thread) -> str:
-    try:
-        claim = Claim.of_input(thread.input)
-    except (KeyError, ArithmeticError):
+def _what_it_was(thread: Thread, flow: str, input: dict[str, Any]) -> str:
+    """In which way the thread is another one. Fields are named, not shown: whoever starts threads may not read them."""
+    if thread.flow != flow:
         return f"flow {thread.flow}"
+    if flow != CLAIM_FLOW:
+        lacks = object()
+        names = sorted(n for n in {*thread.input, *input} if thread.input.get(n, lacks) != input.get(n, lacks))
+        return f"flow {flow}: another {', '.join(names)}"
+    claim = Claim.of_input(thread.input)
     return f"{claim.amount} {claim.currency}" + (f" to {claim.payee}" if claim.payee else "")

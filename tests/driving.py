@@ -100,9 +100,9 @@ async def on(conn: Connection, flows: Flows, command: Command[Any]) -> dict[str,
     pen = Pen(conn=conn, policy=POLICY)
     saver = AsyncPostgresSaver(conn)
     saver.lock = pen.lock
+    [flow] = flows
     state: dict[str, Any] = (
-        await flows.newest(CLAIM_FLOW)
-        .compile()
+        await flow.compile()
         .copy({"checkpointer": saver})
         .ainvoke(command, {"configurable": {"thread_id": "t1"}}, context=pen, durability="sync")
     )

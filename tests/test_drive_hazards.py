@@ -242,12 +242,9 @@ async def test_a_step_without_its_checkpoint_looks_finished_and_is_paid_neverthe
     last = await value(conn, "SELECT max(checkpoint_id) FROM checkpoints")
     for table in ("checkpoints", "checkpoint_writes"):
         await conn.execute(f"DELETE FROM {table} WHERE checkpoint_id = %s", (last,))
-    state = (
-        await flows.newest("claims")
-        .compile()
-        .copy({"checkpointer": AsyncPostgresSaver(conn)})
-        .aget_state({"configurable": {"thread_id": "t1"}})
-    )
+    [flow] = flows
+    graph = flow.compile().copy({"checkpointer": AsyncPostgresSaver(conn)})
+    state = await graph.aget_state({"configurable": {"thread_id": "t1"}})
     assert (state.next, [task.name for task in state.tasks]) == ((), ["decide"])
     assert await run(conn, flows) == "over"
     assert len(await money(conn)) == 1
@@ -300,7 +297,8 @@ async def test_an_answer_to_an_interrupt_that_langgraph_does_not_know_is_an_erro
 ) -> None:
     await waiting_claim(conn, flows)
     pen = Pen(conn=conn, policy=POLICY)
-    runs = _Run(flows.newest("claims"), pen, "t1", until=math.inf)
+    [flow] = flows
+    runs = _Run(flow, pen, "t1", until=math.inf)
     before = await all_rows(conn, "SELECT checkpoint_id FROM checkpoints ORDER BY 1")
     with pytest.raises(RuntimeError, match="did not move"):
         for _ in range(2):

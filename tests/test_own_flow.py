@@ -81,6 +81,16 @@ async def test_an_input_that_its_model_does_not_take_starts_nothing(
     assert await all_rows(conn, "SELECT 1 FROM threads") == []
 
 
+async def test_of_two_versions_a_new_thread_gets_the_one_that_is_named_first(terminal: Terminal, package: Path) -> None:
+    assert start(terminal).json["flow_version"] == "1"
+    (package / "myteam" / "refunds_next.py").write_text(FLOW.replace('version="1"', 'version="2"'))
+    terminal.environment["FLOWS"] = "flow.claims,myteam.refunds_next,myteam.refunds"
+    assert start(terminal, "r2").json["flow_version"] == "2"
+    again = start(terminal)
+    assert (again.code, again.json["flow_version"]) == (0, "1")
+    assert terminal.run("resume", "--thread", "r1", "--approve", "--json").json["status"] == "done"
+
+
 async def test_another_input_for_the_same_thread_is_refused(terminal: Terminal) -> None:
     assert start(terminal).code == 0
     other = start(terminal, given='{"order": "B-1", "amount": "250.00"}')

@@ -18,7 +18,6 @@ from flow.errors import BadInput
 from tests.boundaries import traps, until_sprung
 from tests.drives import assert_never_two_drivers
 from tests.pattern_runs import (
-    PATTERNS,
     Life,
     answer,
     asked_undisturbed,
@@ -27,6 +26,7 @@ from tests.pattern_runs import (
     driven_in_a_process,
     effects_of,
     live,
+    pattern,
     pending_of,
     result_of,
     start,
@@ -237,7 +237,7 @@ async def test_a_rejected_review_ends_with_its_reason_and_without_a_report(conn:
 )
 def test_what_a_pattern_cannot_use_is_refused_before_anything_is_written(flow: str, given: dict[str, Any]) -> None:
     with pytest.raises(BadInput):
-        PATTERNS.newest(flow).checked(given)
+        pattern(flow).checked(given)
 
 
 def without_keys(result: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from flow.errors import BadInput, DriveFailed
 from tests.boundaries import few_at_once, traps, until_sprung
 from tests.outside import Outside
 from tests.pattern_runs import (
-    PATTERNS,
     Life,
     answer,
     asked_undisturbed,
@@ -27,6 +26,7 @@ from tests.pattern_runs import (
     driven_in_a_process,
     effects_of,
     live,
+    pattern,
     result_of,
     start,
 )
@@ -177,7 +177,7 @@ async def test_without_a_service_every_thread_has_references_of_its_own(conn: Co
 )
 def test_what_cannot_be_charged_is_refused_before_anything_happens(given: dict[str, Any]) -> None:
     with pytest.raises(BadInput):
-        PATTERNS.newest("payment").checked(given)
+        pattern("payment").checked(given)
 
 
 async def test_an_amount_with_an_exponent_is_charged_and_asked_about_in_plain_digits(conn: Connection) -> None:

@@ -106,7 +106,7 @@ def commands(group: click.Group, above: tuple[str, ...] = ()) -> Iterator[str]:
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from commands(command, (*above, name))
-        else:
+        if not isinstance(command, click.Group) or command.invoke_without_command:
             yield " ".join((*above, name))
 
 
@@ -134,7 +134,7 @@ def typed() -> list[str]:
 def test_a_command_line_in_the_readme_can_be_typed(line: str) -> None:
     words = shlex.split(line, comments=True)
     command: click.Command = cli
-    while isinstance(command, click.Group):
+    while isinstance(command, click.Group) and words:
         command = command.commands[words.pop(0)]
     command.make_context(command.name, words)
 
