@@ -351,7 +351,8 @@ def slack_events(bolt: AsyncApp, signing_secret: str) -> Callable[[web.Request],
 def _is_heard(body: dict[str, Any]) -> bool:
     """Whether anything here listens to it, and finds what it looks at. Bolt would fail on a wrong shape of the rest."""
     if body.get("type") == "view_submission":
-        return as_dict(body.get("view")).get("callback_id") == FORM
+        view = as_dict(body.get("view"))
+        return view.get("type") == "modal" and view.get("callback_id") == FORM
     if body.get("type") != "block_actions":
         return body.get("type") == "url_verification"
     actions = body.get("actions")

@@ -274,7 +274,7 @@ async def test_an_option_is_chosen_by_its_button_and_no_other_way(bot: Caller, c
 async def test_no_malformed_form_fails_the_bot_or_decides(bot: Caller, conn: Connection) -> None:
     interrupt_id = await put(conn, tool_call())
     odd: list[Any] = [None, 0, "\x00", "\ud83d", [], [1], {}, {"id": {}}, "x" * 100_000]
-    for name, each in itertools.product(("private_metadata", "state", "callback_id", "blocks", "team_id"), odd):
+    for name, each in itertools.product(("private_metadata", "state", "callback_id", "type", "blocks", "team_id"), odd):
         values = filled("no step of ours")
         status, _ = await bot.submit(conn, interrupt_id, values, **{name: each})
         assert status < 500, (name, each)
