@@ -69,12 +69,14 @@ def answer_in_words(question: Question, answer: Mapping[str, Any] | None) -> lis
         return []
     if "option" in answer:
         return [f"chose: {answer['option']}"]
-    pairs = zip(question.actions, answer["actions"], strict=True)
-    lines = [(action.name, _step_in_words(step)) for action, step in pairs]
-    if len(lines) == 1:
-        # Its verdict is said already.
-        return [words for _, words in lines if words not in ("approved", "rejected")]
-    return [f"{name}: {words}" for name, words in lines]
+    if len(answer["actions"]) > 1:
+        pairs = zip(question.actions, answer["actions"], strict=True)
+        return [f"{action.name}: {_step_in_words(step)}" for action, step in pairs]
+    # The verdict is said already.
+    [step] = answer["actions"]
+    if step["type"] == "reject":
+        return [f"reason: {step['message']}"] if step.get("message") else []
+    return [_step_in_words(step)] if step["type"] != "approve" else []
 
 
 def _step_of(action: Action, typed: Typed) -> tuple[dict[str, Any], dict[str, str]]:
