@@ -79,6 +79,12 @@ def answer_in_words(question: Question, answer: Mapping[str, Any] | None) -> lis
     return [_step_in_words(step)] if step["type"] != "approve" else []
 
 
+def sentence(exc: FlowError) -> str:
+    """What the error says, for a person."""
+    text = str(exc)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
 def _step_of(action: Action, typed: Typed) -> tuple[dict[str, Any], dict[str, str]]:
     """The step, and what is wrong with it by field."""
     step: dict[str, Any] = {"type": typed.step}

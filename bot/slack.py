@@ -30,7 +30,7 @@ from slack_bolt.response import BoltResponse
 from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 
-from bot.answers import Misfilled, answer_of
+from bot.answers import Misfilled, answer_of, sentence
 from bot.blocks import Change, Click, Press, parse_change, parse_click, parse_press, value_of
 from bot.kit import as_dict, as_text, escape
 from bot.people import slack_person
@@ -213,16 +213,11 @@ async def _decide(background: Background, work: Coroutine[Any, Any, Decided]) ->
     except Misfilled:
         raise
     except FlowError as exc:
-        return _sentence(exc)
+        return sentence(exc)
     except (SlackApiError, aiohttp.ClientError, TimeoutError, OSError) as exc:
         log.warning("a click was not recorded, as Slack does not say which team is ours: %s", exc)
         raise NotRecorded("Your click was not recorded: Slack did not answer. Please click again in a moment.") from exc
     return None if decided.recorded else _already(decided.approval)
-
-
-def _sentence(exc: FlowError) -> str:
-    text = str(exc)
-    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _already(approval: Approval) -> str:
@@ -253,7 +248,7 @@ async def _open_form(client: AsyncWebClient, pool: Pool, change: Change, own_tea
             value = value_of(approval, channel=change.channel_id, ts=change.message_ts)
             await client.views_open(trigger_id=change.trigger_id, view=form_of(question_of(approval.request), value))
     except FlowError as exc:
-        return _sentence(exc)
+        return sentence(exc)
     except (*AWAY, SlackApiError, aiohttp.ClientError, TimeoutError, OSError) as exc:
         log.warning("a form was not opened: %s: %s", type(exc).__name__, str(exc).strip())
         raise NotRecorded("The form could not be opened. Please click again in a moment.") from exc

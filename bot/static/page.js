@@ -40,7 +40,7 @@ async function look() {
 // What was typed, chosen and focused stays.
 function replace(shown, part) {
   const focused = shown.contains(document.activeElement) ? document.activeElement : null;
-  const typed = [...shown.querySelectorAll("textarea")].map((field) => [field.id, field.value]);
+  const typed = [...shown.querySelectorAll("textarea, select")].map((field) => [field.id, field.value]);
   const chosen = [...shown.querySelectorAll("input:checked")].map((field) => field.id);
   localTimes(part);
   shown.className = part.className;
