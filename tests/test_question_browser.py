@@ -73,6 +73,9 @@ async def test_an_action_is_edited_in_a_browser_while_somebody_else_decides(
     await page.get_by_role("button", name="Send these answers").click()
     await expect(page.get_by_role("alert")).to_contain_text("This goes with an answer or a rejection")
     await expect_accessible(page)
+    await put(conn, DINNER, "q2")
+    await expect(page.get_by_role("link", name="For me 2 waiting")).to_be_visible()
+    await expect(page.get_by_role("alert")).to_be_visible()
     await take_picture(page, tmp_path / "edit-light.png")
     await page.set_viewport_size({"width": 1120, "height": 1900})
     await page.screenshot(path=tmp_path / "edit-long.png")
@@ -81,4 +84,4 @@ async def test_an_action_is_edited_in_a_browser_while_somebody_else_decides(
     await expect(page.locator("#decide")).to_contain_text("carol@example.com")
     await expect_accessible(page)
     await page.screenshot(path=tmp_path / "edited-long.png")
-    assert await value(conn, "SELECT status FROM approvals") == "approved"
+    assert await value(conn, "SELECT status FROM approvals WHERE thread_id = 'q1'") == "approved"

@@ -189,7 +189,7 @@ async def test_several_actions_are_answered_one_by_one_and_shown(visit: Any, con
     alice = await visit(ALICE)
     page = await page_of(alice, interrupt_id)
     # One of them cannot be rejected, so they cannot be as a whole.
-    assert page.has_button("Approve as it is") and not page.has_button("Reject")
+    assert page.has_button("Approve all as they are") and not page.has_button("Reject")
     answers = {"step-0": "edit", "args-0": _EDITED, "step-1": "reject", "message-1": "keep it"}
     await alice.press(page, "Send these answers", **answers)
     after = await page_of(alice, interrupt_id)

@@ -27,7 +27,8 @@ async function look() {
   let changed = false;
   for (const [id, part] of sent(page)) {
     const text = part.innerHTML, shown = document.getElementById(id);
-    if (shown && parts.get(id) !== text) {
+    // A form with something wrong in it does not keep up, so that it stays in sight.
+    if (shown && shown.dataset.live !== undefined && parts.get(id) !== text) {
       replace(shown, part);
       changed = true;
     }
