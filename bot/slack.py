@@ -35,7 +35,7 @@ from bot.blocks import Change, Click, Press, parse_change, parse_click, parse_pr
 from bot.kit import as_dict, as_text, escape
 from bot.people import slack_person
 from bot.pool import Pool, on_pool
-from bot.questions import FORM, form_of, typed_in
+from bot.questions import FORM, form_of, has_form, typed_in
 from bot.slack_api import TROUBLES, read_error
 from flow import notices
 from flow.approvals import Decided, approval_of, check_person, decide
@@ -245,8 +245,11 @@ async def _open_form(client: AsyncWebClient, pool: Pool, change: Change, own_tea
                 raise StaleRequest(change.interrupt_id)
             if approval.status != "pending":
                 return _already(approval)
+            question = question_of(approval.request)
+            if not has_form(question):
+                return _NO_BUTTON
             value = value_of(approval, channel=change.channel_id, ts=change.message_ts)
-            await client.views_open(trigger_id=change.trigger_id, view=form_of(question_of(approval.request), value))
+            await client.views_open(trigger_id=change.trigger_id, view=form_of(question, value))
     except FlowError as exc:
         return sentence(exc)
     except (*AWAY, SlackApiError, aiohttp.ClientError, TimeoutError, OSError) as exc:

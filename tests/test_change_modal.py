@@ -129,6 +129,10 @@ async def test_who_gets_no_form_from_slack_is_told_to_click_again(
     assert await change(bot, conn, interrupt_id, actions=[stale]) == 200
     assert "changed" in await bot.note()
     assert await change(bot, conn, interrupt_id, actions=[button("change", "of another release")]) == 400
+    assert await bot.note() == "This button is not one of ours any more: look at the newest message."
+    # A request that has nothing to change.
+    assert await change(bot, conn, await put(conn, DINNER, "q2")) == 200
+    assert await bot.note() == "This button is not one of ours any more: look at the newest message."
     assert slack.views == []
 
 
