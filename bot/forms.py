@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+from bot.answers import Misfilled, Typed, answer_of, sentence, was_filled_in
 from flow import inputs
+from flow.errors import FlowError
 from flow.model import Verdict, VerdictName
+from flow.questions import Question
 
 _VERDICTS: dict[str, VerdictName] = {"approve": "approve", "reject": "reject"}
 
@@ -36,12 +41,54 @@ class Form:
         return self._fields.get(name, [])
 
 
-def verdict_of(form: Form, *, door: Literal["web", "link"]) -> Verdict:
-    """What the form says. Raises Refused."""
-    verdict, request_hash = _VERDICTS.get(form.one("verdict")), form.one("request_hash")
-    if verdict is None or not re.fullmatch(r"[0-9a-f]{64}", request_hash):
+@dataclass(frozen=True, kw_only=True)
+class Filled:
+    """A decision's form as it was filled in: shown again, with what is wrong, if it cannot be taken."""
+
+    reason: str = ""
+    option: str = ""
+    typed: Sequence[Typed] = ()
+    errors: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, form: Form, question: Question, wrong: FlowError) -> Filled:
+        errors = wrong.errors if isinstance(wrong, Misfilled) else {"form": sentence(wrong)}
+        return cls(reason=form.one("reason"), option=form.one("option"), typed=typed_in(form, question), errors=errors)
+
+
+def verdict_of(form: Form, question: Question, *, door: Literal["web", "link"]) -> Verdict:
+    """What the form says. Raises Refused for what no page of ours sends, Misfilled for what a person can mend."""
+    verdict, request_hash = form.one("verdict"), form.one("request_hash")
+    if verdict not in (*_VERDICTS, "change") or not re.fullmatch(r"[0-9a-f]{64}", request_hash):
         raise Refused(400, "Not understood", "The form is not as it was sent from here.")
-    return Verdict(verdict=verdict, door=door, reason=reason_of(form), request_hash=request_hash)
+    name, answer = _said(form, question, verdict)
+    return Verdict(verdict=name, door=door, reason=reason_of(form), request_hash=request_hash, answer=answer)
+
+
+def _said(form: Form, question: Question, verdict: str) -> tuple[VerdictName, dict[str, Any] | None]:
+    typed = typed_in(form, question)
+    if verdict == "change":
+        return answer_of(question, typed)
+    if was_filled_in(question, typed):
+        raise Misfilled({"form": "You filled in answers, and pressed another button: send them, or clear them."})
+    if verdict == "approve" and question.options:
+        option = form.one("option")
+        if option not in question.options:
+            raise Misfilled({"option": "Choose one."})
+        return "approve", {"option": option}
+    return _VERDICTS[verdict], None
+
+
+def typed_in(form: Form, question: Question) -> list[Typed]:
+    """What was filled in for each action. Browsers send line ends as CRLF."""
+    return [
+        Typed(
+            step=form.one(f"step-{number}"),
+            args=form.one(f"args-{number}").replace("\r\n", "\n"),
+            message=form.one(f"message-{number}").replace("\r\n", "\n").strip(),
+        )
+        for number in range(len(question.actions))
+    ]
 
 
 def reason_of(form: Form) -> str:

@@ -10,14 +10,16 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from bot.forms import Refused, verdict_of
+from bot.answers import Misfilled
+from bot.forms import Filled, Refused, typed_in, verdict_of
 from bot.pool import on_pool
 from bot.site import Site, see_other
 from flow.approvals import approval_of
 from flow.database import Connection
-from flow.errors import CodeWrong
+from flow.errors import BadInput, CodeWrong
 from flow.links import Link, link_of, spend, wants_code
 from flow.model import Approval
+from flow.questions import question_of
 from flow.show import Story, stories_of
 from flow.threads import thread_of
 
@@ -53,22 +55,29 @@ class _Links:
     async def show(self, request: web.Request) -> web.Response:
         token = request.match_info["token"]
         self._site.count(self._site.tokens, request)
-        return self._page(request, token, await self._look(token))
+        return self._page(request, token, await self._look(token), Filled())
 
     async def decide(self, request: web.Request) -> web.Response:
         token = request.match_info["token"]
         self._site.count(self._site.tokens, request)
         form = await self._site.form(request, self._site.known_visitor(request) + token)
-        verdict, code = verdict_of(form, door="link"), "".join(form.one("code").split())
+        code = "".join(form.one("code").split())
         shown = await self._look(token, spent=True)
+        question = question_of(shown.approval.request)
         self._site.count(self._site.decisions, request, shown.link.person)
         step_up = wants_code(shown.approval.request, self._site.step_up_over)
         try:
+            verdict = verdict_of(form, question, door="link")
             decided = await on_pool(
                 self._site.pool, lambda conn: spend(conn, token, verdict, code=code, step_up=step_up)
             )
         except CodeWrong as exc:
-            return self._page(request, token, await self._look(token), wrong=exc, reason=verdict.reason)
+            filled = Filled(reason=verdict.reason, option=form.one("option"), typed=typed_in(form, question))
+            return self._page(request, token, await self._look(token), filled, wrong=exc)
+        except (Misfilled, BadInput) as exc:
+            if question.kind == "claim":
+                raise
+            return self._page(request, token, await self._look(token), Filled.of(form, question, exc))
         answer = see_other("/a/done")
         said = f"{shown.link.id}~{decided.approval.interrupt_id}~{verdict.verdict}"
         self._site.set_cookie(answer, "decided", self._site.signed(said, use="decided"), strict=True, max_age_s=3600)
@@ -86,12 +95,12 @@ class _Links:
         )
 
     def _page(
-        self, request: web.Request, token: str, shown: _Shown, *, wrong: CodeWrong | None = None, reason: str = ""
+        self, request: web.Request, token: str, shown: _Shown, filled: Filled, *, wrong: CodeWrong | None = None
     ) -> web.Response:
         visitor = self._site.visitor(request)
         page = self._site.page(
             "link.html",
-            status=403 if wrong else 200,
+            status=403 if wrong else 422 if filled.errors else 200,
             approval=shown.approval,
             thread=shown.story.thread,
             advice=shown.story.advice,
@@ -99,7 +108,7 @@ class _Links:
             wants_code=wants_code(shown.approval.request, self._site.step_up_over),
             tries_left=shown.link.tries_left,
             wrong=wrong,
-            reason=reason,
+            filled=filled,
             visitor_token=self._site.form_token(visitor + token),
         )
         self._site.remember_visitor(page, visitor)

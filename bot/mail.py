@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import re
 from dataclasses import dataclass
 from decimal import Decimal
 from email.message import EmailMessage
@@ -25,6 +26,7 @@ from flow.aio import to_its_end
 from flow.database import AWAY, Connection, Lock, connect, wakes
 from flow.links import wants_code
 from flow.mails import Mail
+from flow.questions import question_of
 from flow.settings import LOOPBACK, Settings
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,8 @@ log = logging.getLogger(__name__)
 _SEND_TIMEOUT_S = 20.0
 _SHORTEST_WAIT_S = 5.0
 _LONGEST_WAIT_S = 4 * 3600.0
+# No address of anything can be written with these.
+_HARMLESS = re.compile(r"[A-Za-z0-9 _,()'-]{1,80}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,16 +152,16 @@ class Mailer:
 
 def message_of(mail: Mail, *, sender: str, url: str, step_up_over: Decimal | None) -> EmailMessage:
     """The mail. A second copy has the same id, so many mail programs show one of them; the links of both are good."""
-    amount = money(mail.request)
+    what = _named(mail.request)
     message = EmailMessage(policy=SMTP)
     message["From"], message["To"] = sender, mail.address
-    message["Subject"] = f"Approval needed: {amount}"
+    message["Subject"] = f"Approval needed: {what}" if what else "Approval needed"
     message["Date"] = format_datetime(localtime())
     message["Message-ID"] = f"<link-{mail.link_id}-{mail.interrupt_id}@{sender.rpartition('@')[2]}>"
     # No out-of-office replies: https://www.rfc-editor.org/rfc/rfc3834
     message["Auto-Submitted"] = "auto-generated"
     lines = [
-        f"You are asked to approve {amount}.",
+        f"You are asked to approve {what}." if what else "You are asked for an approval.",
         "",
         "Look at it and decide:",
         f"{url}/a/{mail.token}",
@@ -166,9 +170,18 @@ def message_of(mail: Mail, *, sender: str, url: str, step_up_over: Decimal | Non
         "Do not pass it on: whoever has it is taken for you.",
     ]
     if wants_code(mail.request, step_up_over):
-        lines += ["", "This amount needs a code too, which comes another way than this mail."]
+        about = "This amount" if question_of(mail.request).amount else "It"
+        lines += ["", f"{about} needs a code too, which comes another way than this mail."]
     message.set_content("\n".join(lines) + "\n")
     return message
+
+
+def _named(request: dict[str, Any]) -> str:
+    """The amount; of another flow the title too, unless a mail program could make something of it."""
+    question, amount = question_of(request), money(request)
+    if question.kind == "claim" or not _HARMLESS.fullmatch(question.title):
+        return amount
+    return f"{question.title}: {amount}" if amount else question.title
 
 
 def _answer_of(exc: Exception) -> tuple[int, str]:

@@ -22,8 +22,8 @@ from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 from slack_sdk.errors import SlackApiError
 
-from bot.blocks import is_id
 from bot.forms import Refused
+from bot.kit import is_id
 from bot.login import place_after
 from bot.people import slack_person
 from bot.site import Site, see_other

@@ -18,7 +18,8 @@ from urllib.parse import urlencode
 
 from aiohttp import web
 
-from bot.forms import Form, Refused, reason_of, verdict_of
+from bot.answers import Misfilled
+from bot.forms import Filled, Form, Refused, reason_of, verdict_of
 from bot.live import Live, stream
 from bot.pool import on_pool
 from bot.shapes import ApprovalStatus
@@ -26,9 +27,10 @@ from bot.site import Site, see_other
 from flow import inputs
 from flow.approvals import approval_of, check_person, decide
 from flow.database import AWAY, Connection
-from flow.errors import FlowError, NotAllowed, UnknownApproval
+from flow.errors import BadInput, FlowError, NotAllowed, UnknownApproval
 from flow.inbox import Search, View, count_mine, find, may_see
 from flow.model import Approval, Person, Thread, Verdict
+from flow.questions import question_of
 from flow.sessions import Session, session_of
 from flow.show import Story, stories_of
 from flow.threads import thread_of, threads_of
@@ -69,7 +71,7 @@ class Row:
 
     approval: Approval
     thread: Thread
-    # Whether this person could approve it now.
+    # Whether this person could approve it now, by saying no more than that.
     open: bool
 
 
@@ -113,7 +115,9 @@ class _Inbox:
     async def show_one(self, request: web.Request) -> web.Response:
         session = await self._site.signed_in(request)
         interrupt_id = inputs.parse_interrupt_id(request.match_info["interrupt_id"])
+        return await self._one(session, interrupt_id, Filled())
 
+    async def _one(self, session: Session, interrupt_id: str, filled: Filled) -> web.Response:
         async def look(conn: Connection) -> tuple[Approval, Story, Trace, int]:
             approval = await self._visible(conn, interrupt_id, session.person)
             [story] = await stories_of(conn, [await thread_of(conn, approval.thread_id)])
@@ -122,7 +126,9 @@ class _Inbox:
         approval, story, trace, mine = await on_pool(self._site.pool, look)
         return self._site.page(
             "approval.html",
+            status=422 if filled.errors else 200,
             session=session,
+            filled=filled,
             approval=approval,
             story=story,
             thread=story.thread,
@@ -135,13 +141,15 @@ class _Inbox:
     async def decide_one(self, request: web.Request) -> web.Response:
         session, form = await self._form(request)
         interrupt_id = inputs.parse_interrupt_id(request.match_info["interrupt_id"])
-        verdict = verdict_of(form, door="web")
-
-        async def work(conn: Connection) -> None:
-            await self._visible(conn, interrupt_id, session.person)
-            await decide(conn, interrupt_id, session.person, verdict)
-
-        await on_pool(self._site.pool, work)
+        approval = await on_pool(self._site.pool, lambda conn: self._visible(conn, interrupt_id, session.person))
+        question = question_of(approval.request)
+        try:
+            verdict = verdict_of(form, question, door="web")
+            await on_pool(self._site.pool, lambda conn: decide(conn, interrupt_id, session.person, verdict))
+        except (Misfilled, BadInput) as exc:
+            if question.kind == "claim":
+                raise
+            return await self._one(session, interrupt_id, Filled.of(form, question, exc))
         return see_other(f"/approvals/{interrupt_id}")
 
     # Many at once
@@ -243,7 +251,7 @@ async def _rows(conn: Connection, found: Sequence[Approval], person: Person) -> 
         Row(
             approval=each,
             thread=threads[each.thread_id],
-            open=_why_not(each, person) is None and not _gave(each, person),
+            open=question_of(each.request).can_approve and _why_not(each, person) is None and not _gave(each, person),
         )
         for each in found
     ]

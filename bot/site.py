@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl
 from aiohttp import web
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from bot.answers import STEPS, answer_in_words, sentence
 from bot.bodies import read_at_most
 from bot.forms import Form, Refused
 from bot.limits import Limit, caller_of
@@ -29,8 +30,9 @@ from bot.problems import problem_of
 from flow.database import AWAY
 from flow.errors import FlowError
 from flow.model import Approval, Thread
+from flow.questions import question_of
 from flow.sessions import SESSION_HOURS, Session, session_of
-from flow.text import visible
+from flow.text import visible, visible_json
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +55,8 @@ _TOKENS_A_MINUTE = 60
 _LOGINS_A_MINUTE = 20
 _DECISIONS_A_MINUTE = 60
 
-# The largest form has a reason of 10,000 characters, each of which may need twelve when it is encoded.
-_LARGEST_FORM = 1 << 17
+# The largest form has a question's arguments, of 100,000 characters as JSON, a few bytes for each when it is encoded.
+_LARGEST_FORM = 1 << 19
 # The inbox sends a handful, and one for each request of a page when many are approved.
 _MOST_FIELDS = 1000
 
@@ -273,8 +275,8 @@ _TITLES = {403: "You may not decide this", 404: "There is nothing here", 409: "N
 
 
 def _refused(exc: FlowError) -> Refused:
-    status, text = problem_of(exc).status, str(exc)
-    return Refused(status, _TITLES.get(status, "Not possible"), f"{text[:1].upper()}{text[1:]}.")
+    status = problem_of(exc).status
+    return Refused(status, _TITLES.get(status, "Not possible"), sentence(exc))
 
 
 def _pattern(request: web.Request) -> str:
@@ -305,8 +307,15 @@ def build_templates() -> Environment:
     )
     folder = resources.files("bot") / "static"
     versions = {file.name: hashlib.sha256(file.read_bytes()).hexdigest()[:12] for file in folder.iterdir()}
+    environment.globals["steps"] = STEPS
     environment.globals["static"] = lambda name: f"/static/{name}?v={versions[name]}"
-    environment.filters |= {"seen": seen, "money": money, "utc": _utc, "state": state_of}
+    environment.filters |= {"seen": seen, "money": money, "utc": _utc, "state": state_of, "about": about}
+    environment.filters |= {
+        "question": question_of,
+        "subject": subject_of,
+        "json": visible_json,
+        "said": answer_in_words,
+    }
     return environment
 
 
@@ -316,11 +325,27 @@ def seen(text: object) -> str:
 
 
 def money(claim: dict[str, Any]) -> str:
-    """1,250.00 USD."""
+    """1,250.00 USD; nothing for a question of another flow that is about none."""
+    if claim.get("kind") and claim.get("amount") is None:
+        return ""
     try:
         return f"{Decimal(claim['amount']):,} {claim['currency']}"
     except (KeyError, ArithmeticError, TypeError):
         return "no amount"
+
+
+def subject_of(request: dict[str, Any]) -> str:
+    """A request in a line: 1,250.00 USD, or what another flow calls it and its amount."""
+    question = question_of(request)
+    if question.kind == "claim":
+        return money(request)
+    return f"{question.title}: {money(request)}" if question.amount else question.title
+
+
+def about(approval: Approval) -> str:
+    """What stands beside the amount in a list."""
+    question = question_of(approval.request)
+    return (question.payee or approval.thread_id) if question.kind == "claim" else question.title
 
 
 def state_of(approval: Approval, thread: Thread) -> tuple[str, str]:

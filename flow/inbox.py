@@ -100,10 +100,13 @@ def _person_values(person: Person) -> dict[str, Any]:
     return {"person": person.key, "names": list(person.names), "lowered": lowered}
 
 
-# A request of another flow may have no amount, or one in words.
+# A request of another flow may have no amount. What it has is looked for in its words, not in the names that we gave it.
 _AMOUNT = sql.SQL("CASE WHEN request->>'amount' ~ '^[0-9]{1,15}([.][0-9]+)?$' THEN (request->>'amount')::numeric END")
 _ANYWHERE = (
     "strpos(lower(concat_ws(' ', thread_id, approvals.requested_by, request->>'payee', request->>'amount',"
+    " request->>'title', jsonb_path_query_array(request, '$.fields[*][*]'), request->'options',"
+    " jsonb_path_query_array(request, '$.actions[*].name'), jsonb_path_query_array(request, '$.actions[*].args'),"
+    " jsonb_path_query_array(request, '$.actions[*].description'),"
     " (SELECT t.input->>'note' FROM threads t WHERE t.thread_id = approvals.thread_id))), lower(%(words)s)) > 0"
 )
 

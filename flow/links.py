@@ -156,7 +156,8 @@ async def _same_again(conn: Connection, link: Link, verdict: Verdict) -> Decided
     """A button that was pressed twice is no second use."""
     approval = await approvals.approval_of(conn, link.interrupt_id)
     for decision in approval.decisions:
-        if decision.person == link.person and decision.verdict == verdict.verdict:
+        same = decision.verdict == verdict.verdict and decision.answer == verdict.answer
+        if decision.person == link.person and same:
             return Decided(approval=approval, recorded=False)
     raise LinkGone("it was used before")
 

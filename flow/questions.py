@@ -33,6 +33,11 @@ STEPS: tuple[Step, ...] = ("approve", "edit", "respond", "reject")
 
 # Of a question as it is stored: more is no question, but a document. Give a person its address.
 LARGEST = 100_000
+# Levels of lists and objects: readers and writers of JSON give up on more, each at a depth of its own.
+DEEPEST = 50
+# Each option is a button, and this is the longest label that a button in Slack can have.
+MOST_OPTIONS = 20
+LONGEST_OPTION = 75
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +88,11 @@ def stored_question(value: Any, *, response_schema: Any = None) -> dict[str, Any
 
     Raises Unaskable for what nobody could be shown.
     """
-    stored = _recognised(value, response_schema)
-    text = json.dumps(stored, ensure_ascii=True, sort_keys=True)
+    try:
+        stored = _recognised(value, response_schema)
+        text = json.dumps(stored, ensure_ascii=True, sort_keys=True)
+    except (ValueError, RecursionError) as exc:
+        raise Unaskable(str(exc)) from exc
     if len(text) > LARGEST:
         raise Unaskable(f"it has {len(text)} characters as JSON, at most {LARGEST} are kept: pass a reference instead")
     return stored
@@ -183,9 +191,13 @@ def _checked_step(action: Action, step: Any) -> dict[str, Any]:
 
 
 def _check_storable(name: str, value: Any) -> None:
-    if _clean(value) != value:
+    try:
+        clean, length = _clean(value), len(json.dumps(value))
+    except (ValueError, RecursionError) as exc:
+        raise BadInput(name, value, str(exc)) from exc
+    if clean != value:
         raise BadInput(name, value, "it contains a character that cannot be stored")
-    if len(json.dumps(value)) > MAX_NOTE:
+    if length > MAX_NOTE:
         raise BadInput(name, value, f"it is longer than {MAX_NOTE} characters")
 
 
@@ -261,9 +273,8 @@ def _is_human_interrupt(value: Any) -> bool:
 
 def _request(value: Mapping[str, Any]) -> dict[str, Any]:
     fields = value.get("fields") or {}
-    options = value.get("options") or ()
-    if not isinstance(fields, Mapping) or isinstance(options, str) or not all(isinstance(o, str) for o in options):
-        raise Unaskable("`fields` is an object, and `options` a list of names")
+    if not isinstance(fields, Mapping):
+        raise Unaskable("`fields` is an object")
     amount, currency = value.get("amount"), value.get("currency")
     if amount is not None:
         from flow.inputs import decimals_of, parse_amount
@@ -276,13 +287,24 @@ def _request(value: Mapping[str, Any]) -> dict[str, Any]:
         raise Unaskable("`currency` without an `amount`")
     return {
         "kind": "request",
-        "title": _line(value["title"]),
+        "title": _line(value["title"]) or "Approval",
         "fields": [[_line(name), _as_text(text)] for name, text in fields.items()],
         "amount": amount,
         "currency": currency,
-        "options": [_line(option) for option in options],
+        "options": _options(value.get("options") or ()),
         "tier": _line(value.get("tier") or "approval"),
     }
+
+
+def _options(given: Any) -> list[str]:
+    if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
+        raise Unaskable("`options` is a list of names")
+    names = [_line(each) for each in given]
+    if len(names) > MOST_OPTIONS or len(set(names)) < len(names):
+        raise Unaskable(f"`options` are at most {MOST_OPTIONS}, and each is another")
+    if not all(0 < len(name) <= LONGEST_OPTION for name in names):
+        raise Unaskable(f"each of the `options` has 1 to {LONGEST_OPTION} characters")
+    return names
 
 
 def _inbox(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -314,8 +336,11 @@ def _middleware(value: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tool(value: Mapping[str, Any], response_schema: Any) -> dict[str, Any]:
     """`ToolApprovalRequest` of the same; what is allowed stands in the interrupt's JSON schema."""
-    said = json.dumps(response_schema) if isinstance(response_schema, dict) else ""
-    allowed = [step for step in STEPS if f'"const": "{step}"' in said] or list(STEPS)
+    schema = response_schema if isinstance(response_schema, dict) else {}
+    # Several kinds of answer are told apart by their type; a single one names its own.
+    several = schema.get("discriminator", {}).get("mapping", {})
+    single = schema.get("properties", {}).get("type", {}).get("const")
+    allowed = [step for step in STEPS if step in several or step == single] or (STEPS if not schema else ())
     return _of_actions("tool", [_action(value["name"], value.get("args"), value.get("description"), allowed)])
 
 
@@ -331,11 +356,17 @@ def _action(name: Any, args: Any, description: Any, allowed: Sequence[Any]) -> d
     if not known:
         raise Unaskable(f"nobody may decide anything about the action {name!r}")
     return {
-        "name": _line(name),
+        "name": _line(name) or "?",
         "args": _clean(args if isinstance(args, dict) else {"value": args}),
-        "description": storable(description) if isinstance(description, str) else "",
+        "description": _description(description, name, args),
         "allowed": known,
     }
+
+
+def _description(said: Any, name: Any, args: Any) -> str:
+    """What is said besides name and arguments, which stand there already; the middleware repeats them by default."""
+    text = said if isinstance(said, str) else ""
+    return storable(text.removesuffix(f"\n\nTool: {name}\nArgs: {args}"))
 
 
 def _line(value: Any) -> str:
@@ -346,14 +377,19 @@ def _as_text(value: Any) -> str:
     return storable(value if isinstance(value, str) else json.dumps(_clean(value), ensure_ascii=False, indent=1))
 
 
-def _clean(value: Any) -> Any:
-    """JSON that can be stored: unstorable characters are replaced, and what JSON does not know is written as text."""
+def _clean(value: Any, levels: int = DEEPEST) -> Any:
+    """JSON that can be stored: unstorable characters are replaced, and what JSON does not know is written as text.
+
+    Raises ValueError for what is nested too deeply.
+    """
     if isinstance(value, str):
         return storable(value)
+    if levels < 0:
+        raise ValueError(f"it is nested more than {DEEPEST} levels deep")
     if isinstance(value, Mapping):
-        return {storable(str(name)): _clean(each) for name, each in value.items()}
+        return {storable(str(name)): _clean(each, levels - 1) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_clean(each) for each in value]
+        return [_clean(each, levels - 1) for each in value]
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float) and math.isfinite(value):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
+from typing import Any
 
 # A mail address, as far as we take them: no quotes, no comments, nothing that a header could be broken with.
 ADDRESS = re.compile(r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
@@ -18,6 +20,15 @@ _UNSEEN |= {chr(code) for code in (*range(0x180B, 0x180F), *range(0xFE00, 0xFE10
 def visible(text: str) -> str:
     """The text with every character that a reader could not see, or that moves others, shown as its escape."""
     return "".join(_escape(c) if _hides(c) else c for c in text)
+
+
+def visible_json(value: Any, *, indent: int | None = 2) -> str:
+    """The value as JSON for a person: what `visible` would escape is escaped as JSON does, so it stays the same value.
+
+    Outside of strings JSON has no such character.
+    """
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    return "".join(json.dumps(c)[1:-1] if _hides(c) else c for c in text)
 
 
 def _hides(character: str) -> bool:

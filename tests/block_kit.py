@@ -173,3 +173,45 @@ def _count_findings(place: str, items: list[Any], most: int) -> Iterator[str]:
 def _repeated(name: str, given: list[str | None]) -> Iterator[str]:
     ids = [each for each in given if each is not None]
     yield from (f"{name} {each!r} is there twice" for each in {each for each in ids if ids.count(each) > 1})
+
+
+# Modals: https://api.slack.com/reference/surfaces/views
+
+
+def view_findings(view: dict[str, Any]) -> list[str]:
+    """The same for a modal."""
+    inputs = [each for each in view["blocks"] if each.get("type") == "input"]
+    others = [each for each in view["blocks"] if each.get("type") != "input"]
+    return [
+        *_text_findings("callback_id", view["callback_id"], 255),
+        *_text_findings("private_metadata", view["private_metadata"], 3000),
+        *(
+            found
+            for name in ("title", "submit", "close")
+            for found in _text_object(name, view[name], 24, only="plain_text")
+        ),
+        *_count_findings("blocks", view["blocks"], 100),
+        *_repeated("block_id", [each.get("block_id") for each in view["blocks"]]),
+        *(found for number, block in enumerate(others) for found in _block_findings(f"blocks[{number}]", block)),
+        *(found for number, block in enumerate(inputs) for found in _input(f"inputs[{number}]", block)),
+    ]
+
+
+def _input(place: str, block: dict[str, Any]) -> Iterator[str]:
+    yield from _keys(place, block, needed={"label", "element", "block_id"}, optional={"optional"})
+    yield from _text_object(f"{place}.label", block["label"], 2000, only="plain_text")
+    element = block["element"]
+    if element["type"] == "plain_text_input":
+        yield from _keys(place, element, needed={"action_id"}, optional={"multiline", "initial_value"})
+        if len(element.get("initial_value", "")) > 3000:
+            yield f"{place}: {len(element['initial_value'])} characters to begin with"
+    elif element["type"] == "static_select":
+        yield from _keys(place, element, needed={"action_id", "options"}, optional={"initial_option"})
+        yield from _count_findings(f"{place}.options", element["options"], 100)
+        for option in element["options"]:
+            yield from _text_object(f"{place}.options", option["text"], 75, only="plain_text")
+            yield from _text_findings(f"{place}.options.value", option["value"], 75)
+        if element.get("initial_option", element["options"][0]) not in element["options"]:
+            yield f"{place}: begins with what is no option"
+    else:
+        yield f"{place}: element {element['type']!r}"

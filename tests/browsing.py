@@ -174,6 +174,7 @@ class _Parser(HTMLParser):
         self.forms: list[FormSeen] = []
         self.links: list[str] = []
         self._button: tuple[str, str] | None = None
+        self._field = ""
         self._label: list[str] = []
         self._hidden = 0
 
@@ -185,7 +186,11 @@ class _Parser(HTMLParser):
             method, action = given.get("method", "get"), given.get("action", "")
             self.forms.append(FormSeen(method=method, action=action, fields={}, buttons={}))
         elif tag in ("input", "textarea", "select") and self.forms and given.get("type") != "checkbox":
-            self.forms[-1].fields[given["name"]] = given.get("value", "")
+            if given.get("type") != "radio" or "checked" in given:
+                self.forms[-1].fields[given["name"]] = given.get("value", "")
+            self._field, self._label = given["name"], []
+        elif tag == "option" and "selected" in given and self._field:
+            self.forms[-1].fields[self._field] = given.get("value", "")
         elif tag == "button" and self.forms:
             self._button, self._label = (given.get("name", ""), given.get("value", "")), []
         elif tag == "a":
@@ -198,6 +203,9 @@ class _Parser(HTMLParser):
         if tag == "button" and self._button is not None:
             self.forms[-1].buttons[" ".join("".join(self._label).split())] = self._button
             self._button = None
+        if tag == "textarea" and self.forms:
+            # A browser takes off the first line end.
+            self.forms[-1].fields[self._field] = "".join(self._label).removeprefix("\n")
         self.texts.append(" ")
 
     def handle_data(self, data: str) -> None:

@@ -40,12 +40,14 @@ claim_flow.main()
 class QuietSlack:
     """The Web API of a workspace that says yes at once: `async with QuietSlack() as slack`, SLACK_API_URL `slack.url`.
 
-    `messages` are those that stand in the channel, as they were written last, by ts.
+    `messages` are those that stand in the channel, as they were written last, by ts; `views` the forms that were
+    opened. What a trigger id is called, opening fails with: "expired_trigger_id" has expired.
     """
 
     def __init__(self) -> None:
         self.url = ""
         self.messages: dict[str, dict[str, Any]] = {}
+        self.views: list[dict[str, Any]] = []
         self._seconds = itertools.count(1_700_000_000)
 
     async def __aenter__(self) -> Self:
@@ -54,6 +56,7 @@ class QuietSlack:
             "auth.test": self._test_auth,
             "chat.postMessage": self._post,
             "chat.update": self._update,
+            "views.open": self._open,
             "conversations.history": self._history,
             "conversations.replies": self._history,
         }.items():
@@ -94,6 +97,13 @@ class QuietSlack:
         message = await request.json()
         self.messages[message["ts"]] |= message
         return web.json_response({"ok": True, "channel": CHANNEL, "ts": message["ts"], "text": ""})
+
+    async def _open(self, request: web.Request) -> web.Response:
+        asked = await request.json()
+        if asked["trigger_id"].endswith("_trigger_id"):
+            return web.json_response({"ok": False, "error": asked["trigger_id"]})
+        self.views.append(asked["view"])
+        return web.json_response({"ok": True, "view": {"id": "V1"}})
 
     async def _history(self, _: web.Request) -> web.Response:
         return web.json_response({"ok": True, "messages": list(self.messages.values()), "has_more": False})

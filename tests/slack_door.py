@@ -21,7 +21,7 @@ from bot.web import build_web
 from flow.database import Connection
 from tests.local_slack import BOT_TOKEN, CHANNEL, SIGNING_SECRET
 from tests.rows import value
-from tests.slack_requests import ABSENT, SlackRequest, altered_click_body, button
+from tests.slack_requests import ABSENT, SlackRequest, altered_click_body, button, payload_body
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +100,31 @@ class Caller:
             "message": ABSENT,
         }
         return altered_click_body(**{**ours, **fields})
+
+    async def submit(
+        self,
+        conn: Connection,
+        interrupt_id: str,
+        values: Any,
+        *,
+        by: str = "U01ALICE",
+        team: str = "T01TEST",
+        **fields: Any,
+    ) -> tuple[int, dict[str, str]]:
+        """Send the form about this approval: the status, and the errors by block. `fields` replace the view's."""
+        digest = await value(conn, "SELECT request_hash FROM approvals WHERE interrupt_id = %s", interrupt_id)
+        view = {
+            "type": "modal",
+            "callback_id": "change",
+            "private_metadata": json.dumps({"interrupt": interrupt_id, "hash": digest}),
+            "state": {"values": values},
+        }
+        user = {"id": by, "name": by.lower(), "team_id": team}
+        payload = {"type": "view_submission", "team": {"id": team}, "user": user, "view": {**view, **fields}}
+        answered = await self.click(payload_body(payload))
+        said = json.loads(answered.body) if answered.status == 200 and answered.body else {}
+        assert said.get("response_action", "errors") == "errors"
+        return answered.status, said.get("errors", {})
 
     async def note(self, timeout_s: float = 10.0) -> str:
         """The next private note's text."""

@@ -185,6 +185,7 @@ _LEGACY_BUTTON = {
     "user": {"id": "U01ALICE"},
     "channel": {"id": "C01GEN"},
 }
+_EMPTY_FORM = {"type": "view_submission", "view": {"callback_id": "change"}, "user": {"id": "U01ALICE"}}
 _HOME_CLICK = altered_click_body(
     actions=[button("no_such_action", "v1")],
     channel=ABSENT,
@@ -283,6 +284,7 @@ def _signed_requests_without_sense() -> list[SlackRequest]:
         ("command without a user", b"command=%2Fclaim&text=1", FORM),
         ("event without its event", b'{"type":"event_callback","team_id":"T01TEST"}', JSON),
         ("modal submission without its view", payload_body({"type": "view_submission"}), FORM),
+        ("modal submission of a form that says nothing", payload_body(_EMPTY_FORM), FORM),
         ("legacy message button", payload_body(_LEGACY_BUTTON), FORM),
     ]
     return [

@@ -27,7 +27,8 @@ async function look() {
   let changed = false;
   for (const [id, part] of sent(page)) {
     const text = part.innerHTML, shown = document.getElementById(id);
-    if (shown && parts.get(id) !== text) {
+    // A form with something wrong in it does not keep up, so that it stays in sight.
+    if (shown && shown.dataset.live !== undefined && parts.get(id) !== text) {
       replace(shown, part);
       changed = true;
     }
@@ -40,7 +41,7 @@ async function look() {
 // What was typed, chosen and focused stays.
 function replace(shown, part) {
   const focused = shown.contains(document.activeElement) ? document.activeElement : null;
-  const typed = [...shown.querySelectorAll("textarea")].map((field) => [field.id, field.value]);
+  const typed = [...shown.querySelectorAll("textarea, select")].map((field) => [field.id, field.value]);
   const chosen = [...shown.querySelectorAll("input:checked")].map((field) => field.id);
   localTimes(part);
   shown.className = part.className;
