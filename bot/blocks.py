@@ -139,6 +139,8 @@ def alarm(thread: Thread, failures: Sequence[tuple[str, str]]) -> str | None:
     lines = []
     if thread.status == "stuck":
         lines.append(f"It is stuck: {why}. Once that is mended: `claim_flow.py retry --thread {id_}`")
+    elif thread.status == "unavailable":
+        lines.append(f"It waits, and so does every thread like it: {why}. Then they go on by themselves.")
     elif thread.status == "unknown":
         lines.append(f"Nobody knows whether it was paid: {why}.")
         lines.append(f"Ask the provider, then `claim_flow.py payments resolve {id_} --paid REF` or `--not-paid`")

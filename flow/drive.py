@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Sequence
+from itertools import islice
 from typing import Any, Literal
 
 import psycopg
@@ -266,7 +267,7 @@ class _Run:
 async def _answers_or_wait(
     pen: Pen, flow: Flow, thread: Thread, interrupts: Sequence[Interrupt]
 ) -> dict[str, Any] | None:
-    """The answers that are there, by interrupt id. None: there is none yet, and the thread now waits.
+    """An answer that is there, by its interrupt id. None: there is none yet, and the thread now waits.
 
     One transaction with the approval rows locked: a decision either is seen here or waits until the thread waits,
     and then wakes it. Empty: something happened meanwhile, look again.
@@ -292,7 +293,8 @@ async def _answers_or_wait(
                     raise NotApproved(f"what was approved as {pause.id} is not what the flow asks for: nothing goes on")
                 answers[pause.id] = answer_to(approval.request, approval)
         if answers or not await threads.leave(conn, thread, status="waiting"):
-            return answers
+            # One at a time: LangGraph cuts off what runs beside a branch that fails.
+            return dict(islice(answers.items(), 1))
     return None
 
 

@@ -19,7 +19,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from flow.errors import BadInput, Unaskable
 from flow.inputs import MAX_NOTE, storable
@@ -395,7 +395,3 @@ def _clean(value: Any, levels: int = DEEPEST) -> Any:
     if isinstance(value, float) and math.isfinite(value):
         return value
     return storable(str(value))
-
-
-def kind_of(stored: Mapping[str, Any]) -> Kind:
-    return cast("Kind", stored.get("kind", "claim"))

@@ -107,8 +107,8 @@ BUGS = [
     Bug(
         name="the flow is resumed without an interrupt id",
         file="flow/drive.py",
-        old="return await run.on(Command(resume=verdicts)) if verdicts else state",
-        new="return await run.on(Command(resume=next(iter(verdicts.values())))) if verdicts else state",
+        old="return await run.on(Command(resume=answers)) if answers else state",
+        new="return await run.on(Command(resume=next(iter(answers.values())))) if answers else state",
         tests="test_drive.py test_drive_hazards.py",
     ),
     Bug(
