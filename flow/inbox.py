@@ -100,7 +100,7 @@ def _person_values(person: Person) -> dict[str, Any]:
     return {"person": person.key, "names": list(person.names), "lowered": lowered}
 
 
-# A request of another flow may have no amount. What it has is looked for in its words, not in the names that we gave it.
+# A request of another flow may have no amount. What it has is looked for in its words, not in our names for them.
 _AMOUNT = sql.SQL("CASE WHEN request->>'amount' ~ '^[0-9]{1,15}([.][0-9]+)?$' THEN (request->>'amount')::numeric END")
 _ANYWHERE = (
     "strpos(lower(concat_ws(' ', thread_id, approvals.requested_by, request->>'payee', request->>'amount',"
