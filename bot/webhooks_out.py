@@ -12,8 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import email.utils
-import errno
-import ipaddress
 import json
 import logging
 import math
@@ -32,7 +30,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from standardwebhooks.webhooks import Webhook
 
 from bot.pool import Pool, on_pool, pool_of
-from flow import deliveries
+from flow import addresses, deliveries
+from flow.addresses import ForbiddenAddress, is_public
 from flow.aio import to_its_end
 from flow.database import AWAY, Connection, Lock, wakes
 from flow.inputs import storable
@@ -127,7 +126,7 @@ async def deliverer_to(
     async with contextlib.AsyncExitStack() as stack:
         lanes = []
         for receiver in receivers:
-            resolver = _Resolver(look_up or _look_up, is_allowed)
+            resolver = _Resolver(look_up or addresses.look_up, is_allowed)
             stack.push_async_callback(resolver.close)
             http = await stack.enter_async_context(_session(resolver, is_allowed, call_s))
             lanes.append(_Lane(receiver, http))
@@ -296,42 +295,6 @@ def _retry_after_s(given: str | None) -> float | None:
 
 
 # Whom we speak to
-
-
-class ForbiddenAddress(OSError):
-    """The endpoint is where we do not send anything."""
-
-    def __init__(self, host: str, address: str) -> None:
-        self.host, self.address = host, address
-        super().__init__(errno.EACCES, f"{host} is at {address}, which is not a public address")
-
-
-# All of IPv6 that is given out is in here; the second holds IPv4 addresses in their last 32 bits.
-_IPV6_GIVEN_OUT = ipaddress.ip_network("2000::/3")
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
-# What Python 3.11 takes for public: relays to IPv4 addresses of anybody's choice, and documentation.
-_NOT_PUBLIC = tuple(ipaddress.ip_network(network) for network in ("2002::/16", "3fff::/20", "192.88.99.0/24"))
-
-
-def is_public(address: str) -> bool:
-    """Whether the address is one that the whole Internet reaches, and not one of our own machines or networks."""
-    try:
-        ip = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    if isinstance(ip, ipaddress.IPv6Address):
-        if ip.ipv4_mapped is not None:
-            ip = ip.ipv4_mapped
-        elif ip in _NAT64:
-            ip = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
-        elif ip not in _IPV6_GIVEN_OUT:
-            return False
-    return ip.is_global and not ip.is_multicast and not any(ip in network for network in _NOT_PUBLIC)
-
-
-def _look_up(host: str, port: int) -> list[str]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
 class _Resolver(AbstractResolver):

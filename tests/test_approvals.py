@@ -80,6 +80,7 @@ async def test_a_verdict_settles_wakes_and_changes_the_card(conn: Connection, ve
         "verdict": verdict.verdict,
         "door": "slack",
         "reason": verdict.reason,
+        "answer": None,
     }
 
 

@@ -18,7 +18,7 @@ LARGE = {"amount": "60000", "payee": "ACME"}
 
 @pytest.fixture
 def terminal(tmp_path: Path, database_url: str) -> Terminal:
-    return Terminal(tmp_path, DATABASE_URL=database_url)
+    return Terminal(tmp_path, DATABASE_URL=database_url, WEBHOOK_ALLOW_PRIVATE="true")
 
 
 @pytest.mark.parametrize(

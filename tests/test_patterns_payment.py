@@ -48,7 +48,8 @@ ORDERED = {
 
 
 @pytest.fixture
-async def outside() -> AsyncIterator[Outside]:
+async def outside(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Outside]:
+    monkeypatch.setenv("WEBHOOK_ALLOW_PRIVATE", "true")
     async with Outside() as outside:
         yield outside
 

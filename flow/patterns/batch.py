@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-import httpx
 from langgraph.graph import END, START, StateGraph
 from pydantic import BaseModel, HttpUrl
 
 from flow.asking import progress
 from flow.effects import idempotency_key, idempotent
 from flow.flows import Flow
-
-# Far below an effect's lease (60 s): whoever takes over finds no call of ours still under way.
-TIMEOUT_S = 10
+from flow.outside import async_client
 
 
 class Batch(BaseModel):
@@ -51,8 +48,8 @@ async def finish(state: State) -> State:
 async def handle(item: str, url: str | None) -> str:
     """The item's own work. Two equal items are two."""
     if url is not None:
-        async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
-            answer = await client.post(url, json={"item": item}, headers={"Idempotency-Key": idempotency_key()})
+        async with async_client() as http:
+            answer = await http.post(url, json={"item": item}, headers={"Idempotency-Key": idempotency_key()})
         answer.raise_for_status()
     return f"{item}: {idempotency_key()[:12]}"
 

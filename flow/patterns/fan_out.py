@@ -11,16 +11,15 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypedDict
 
-import httpx
 from langgraph.graph import END, START, StateGraph
 from pydantic import BaseModel, Field, HttpUrl
 
 from flow.effects import idempotency_key, idempotent
 from flow.flows import Flow
+from flow.outside import client
 
-# A hundred calls that hang take less than a drive may (DRIVE_TIMEOUT), and each of them less than its lease.
+# A hundred calls that hang take less than a drive may (DRIVE_TIMEOUT).
 AT_ONCE = 20
-TIMEOUT_S = 10
 
 
 class FanOut(BaseModel):
@@ -50,8 +49,9 @@ def deliver(state: State) -> State:
 
 @idempotent
 def post(url: str, text: str) -> int:
-    headers = {"Idempotency-Key": idempotency_key()}
-    return httpx.post(url, json={"text": text}, headers=headers, timeout=TIMEOUT_S).raise_for_status().status_code
+    with client() as http:
+        answer = http.post(url, json={"text": text}, headers={"Idempotency-Key": idempotency_key()})
+    return answer.raise_for_status().status_code
 
 
 def build() -> StateGraph[State, Any, Any, Any]:

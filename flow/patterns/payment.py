@@ -12,19 +12,16 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any, TypedDict
 
-import httpx
 from langgraph.graph import END, START, StateGraph
 from pydantic import BaseModel, HttpUrl
 
 from flow.asking import Request, ask
 from flow.effects import idempotency_key, idempotent
 from flow.flows import Flow
+from flow.outside import async_client
 from flow.patterns.usd import Dollars
 
 LIMIT = Decimal(1_000)
-
-# Far below an effect's lease (60 s): whoever takes over finds no call of ours still under way.
-TIMEOUT_S = 10
 
 
 class Payment(BaseModel):
@@ -69,8 +66,8 @@ async def order(url: str | None, what: str, **details: str) -> str:
     """The reference of what was ordered, by the service; without a service, of the key."""
     if url is None:
         return f"{what}-{idempotency_key()[:12]}"
-    async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
-        answer = await client.post(
+    async with async_client() as http:
+        answer = await http.post(
             f"{url.rstrip('/')}/{what}", json=details, headers={"Idempotency-Key": idempotency_key()}
         )
     return str(answer.raise_for_status().json()["reference"])
