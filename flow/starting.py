@@ -59,6 +59,7 @@ def filed(settings: Settings, flow: str, given: dict[str, Any]) -> New:
 
     inputs.check_object(given)
     found = newest_flow(settings.flow_modules, flow)
+    found.compile()
     found.checked(given)
     return New(flow=found.name, flow_version=found.version, input=given)
 
@@ -138,6 +139,7 @@ def _answer(modules: Sequence[str], question: dict[str, Any]) -> dict[str, Any]:
 
     try:
         found = newest_flow(modules, question["flow"])
+        found.compile()
         found.checked(question["input"])
     except UnknownFlow as exc:
         return {"error": "flow", "known": list(exc.known)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import httpx
 import pytest
@@ -12,7 +12,7 @@ from flow.addresses import ForbiddenAddress
 from flow.database import Connection
 from flow.errors import DriveFailed
 from tests.outside import Outside
-from tests.pattern_runs import run, start
+from tests.pattern_runs import drive_here, start
 
 KEY = {"Idempotency-Key": "k"}
 
@@ -59,7 +59,7 @@ async def test_a_name_is_looked_up_once_and_the_address_that_was_checked_is_aske
     monkeypatch.setattr(outside, "look_up", look_up)
     monkeypatch.setattr(outside, "is_public", lambda address: True)
     answer = await post(f"http://service.example:{service.port}/hook", is_async=True)
-    assert (answer.status_code, asked) == (200, [("service.example", service.port)])
+    assert (answer.status_code, asked) == (201, [("service.example", service.port)])
     assert answer.request.headers["Host"] == f"service.example:{service.port}"
     assert answer.request.extensions["sni_hostname"] == "service.example"
 
@@ -67,19 +67,15 @@ async def test_a_name_is_looked_up_once_and_the_address_that_was_checked_is_aske
 @pytest.mark.parametrize(
     ("flow", "given"),
     [
-        ("fan-out", {"urls": ["{url}"]}),
-        ("batch", {"items": ["a"], "url": "{url}"}),
-        ("payment", {"amount": "20", "url": "{url}"}),
+        ("fan-out", lambda url: {"urls": [url]}),
+        ("batch", lambda url: {"items": ["a"], "url": url}),
+        ("payment", lambda url: {"amount": "20", "url": url}),
     ],
 )
 async def test_no_pattern_asks_what_only_we_can_reach(
-    service: Outside, conn: Connection, flow: str, given: dict[str, object]
+    service: Outside, conn: Connection, flow: str, given: Callable[[str], dict[str, object]]
 ) -> None:
-    filled = {
-        name: [service.url] if name == "urls" else service.url if name == "url" else each
-        for name, each in given.items()
-    }
-    await start(conn, flow, "t1", **filled)
+    await start(conn, flow, "t1", **given(service.url))
     with pytest.raises(DriveFailed, match="not a public address"):
-        await run(conn, "t1")
+        await drive_here(conn, "t1")
     assert service.asked == []
