@@ -466,6 +466,62 @@ BUGS = [
         new='if not state or not hmac.compare_digest(request.query["state"].encode()',
         tests="test_openid.py::test_coming_back_to_another_browser_or_too_late_signs_nobody_in",
     ),
+    Bug(
+        name="a rejection of an unknown question is true",
+        file="flow/questions.py",
+        old="        # A dict would be true whatever it says.\n        return approved\n",
+        new='        return {"approved": approved}\n',
+        tests="test_flows.py::test_a_plain_interrupt_is_shown_as_json_and_answered_with_true_or_false",
+    ),
+    Bug(
+        name="what is asked is not compared with what was approved",
+        file="flow/drive.py",
+        old="and not flow.pays and not settled_the_same(asked, approval)",
+        new="and flow is None",
+        tests="test_flows.py::test_what_was_approved_in_another_form_does_not_go_on",
+    ),
+    Bug(
+        name="a thread is driven by another version of its flow",
+        file="flow/flows.py",
+        old="return self._flows.get(thread.flow_key)",
+        new="return next((flow for flow in self if flow.name == thread.flow), None)",
+        tests="test_flows.py::test_a_thread_whose_version_is_not_here_is_left_alone_and_goes_on_when_it_is",
+    ),
+    Bug(
+        name="a slice ends inside a step",
+        file="flow/drive.py",
+        old='elif mode == "tasks" and moved and clock() >= self._until:',
+        new="elif moved and clock() >= self._until:",
+        tests="test_flows.py",
+    ),
+    Bug(
+        name="a branch that failed is forgotten beside one that asks",
+        file="flow/drive.py",
+        old="if state.interrupts and not run.leaves_behind(state):",
+        new="if state.interrupts:",
+        tests="test_flows.py::test_a_branch_that_failed_beside_one_that_asks_is_tried_again_before_the_thread_waits",
+    ),
+    Bug(
+        name="those who approve may say different things",
+        file="flow/approvals.py",
+        old="other.answer != answer:",
+        new="other is None:",
+        tests="test_change_modal.py",
+    ),
+    Bug(
+        name="what no checkpoint holds is stored by halves",
+        file="flow/drive.py",
+        old="            check_kept(value)\n",
+        new="            pass\n",
+        tests="test_keeping.py",
+    ),
+    Bug(
+        name="a flow's call goes wherever its input says",
+        file="flow/outside.py",
+        old="if not is_public(address):",
+        new="if not address:",
+        tests="test_outside.py",
+    ),
 ]
 
 _COPIED = (
