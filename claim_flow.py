@@ -73,11 +73,11 @@ def start(
 
     async def run(settings: Settings) -> None:
         from flow.starting import filed
-        from flow.threads import insert_thread
+        from flow.threads import insert_thread, wake
 
         new = filed(settings, flow_name or CLAIM_FLOW, filled)
         async with _database(settings) as (url, conn):
-            await insert_thread(
+            thread = await insert_thread(
                 conn,
                 thread_id=thread_id,
                 flow=new.flow,
@@ -85,6 +85,10 @@ def start(
                 input=new.input,
                 requested_by=requested_by,
             )
+            if thread.status == "unavailable" and thread.flow_version == new.flow_version:
+                # Here it is.
+                async with conn.transaction():
+                    await wake(conn, thread_id)
             await _advance_and_report(settings, url, conn, thread_id, as_json=as_json)
 
     _run(run)

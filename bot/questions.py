@@ -20,8 +20,8 @@ from flow.text import visible_json
 # The form's `callback_id`.
 FORM = "change"
 
-# Actions in one form: Slack takes 100 blocks, and a person fewer.
-_MOST_ACTIONS = 20
+# Actions in one form: Slack takes 100 blocks, of which one may need six.
+_MOST_ACTIONS = 16
 # Of a card's 50 blocks: the rest is for its outcome, reasons and buttons.
 _MOST_BLOCKS = 30
 # Two texts for each, of Slack's ten in a section.
@@ -30,7 +30,8 @@ _PAIRS = 5
 _SHORT = 60
 _LABEL = 200
 _LONG = 1500
-_RESULT = 600
+# Escaped it may be five times as long.
+_RESULT = 500
 _REASON = 300
 # What Slack takes as an input's text.
 _INPUT = 3000

@@ -20,7 +20,7 @@ from flow.errors import AlreadyDecided, ApprovalExpired, NotAllowed, StaleReques
 from flow.events import facts_of_approval, record_events
 from flow.model import Approval, Decision, EventType, Person, Thread, Verdict
 from flow.policy import Tier, is_requester, names_person
-from flow.questions import checked_answer, question_of
+from flow.questions import bare, canonical, checked_answer, question_of
 
 _COLUMNS = sql.SQL(
     "interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers, required, status, requested_at,"
@@ -211,7 +211,7 @@ def _checked_answer(approval: Approval, person: Person, verdict: Verdict) -> dic
     """What the verdict says beyond yes or no. Those who approve must say the same. Raises BadInput, NotAllowed."""
     answer = checked_answer(question_of(approval.request), verdict.verdict, verdict.answer)
     for other in approval.decisions:
-        if verdict.verdict == other.verdict == "approve" and other.answer != answer:
+        if verdict.verdict == other.verdict == "approve" and canonical(other.answer) != canonical(answer):
             raise NotAllowed(person.name, f"{other.person_name} has approved it with another answer: reject it instead")
     return answer
 
@@ -219,7 +219,7 @@ def _checked_answer(approval: Approval, person: Person, verdict: Verdict) -> dic
 def _check_same(approval: Approval, verdict: Verdict) -> None:
     """Pass if the settled approval says what the verdict says."""
     by = approval.settled_by
-    same = by is not None and (verdict.answer is None or verdict.answer == by.answer)
+    same = by is not None and (verdict.answer is None or canonical(bare(verdict.answer)) == canonical(by.answer))
     if same and approval.status == {"approve": "approved", "reject": "rejected"}[verdict.verdict]:
         return
     if approval.status == "expired" and approval.settled_at is not None:

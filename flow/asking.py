@@ -20,8 +20,8 @@ from langgraph.runtime import get_runtime
 from langgraph.types import interrupt
 
 from flow.effects import effect_under_way
-from flow.errors import AskedInEffect, AskedTwice
-from flow.questions import stored_question
+from flow.errors import AskedInEffect, AskedTwice, NotApproved
+from flow.questions import digest_of, stored_question
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +60,16 @@ class Answer:
     reason: str
     option: str | None
 
+    def __bool__(self) -> bool:
+        """`if ask(…)` means what it says."""
+        return self.approved
+
 
 def ask(request: Request) -> Answer:
     """Pause until people have decided.
 
     Raises Unaskable at once for what nobody could be shown, AskedTwice in a node that has asked before, AskedInEffect
-    inside of an @idempotent function.
+    inside of an @idempotent function, NotApproved if the node now asks something else than what was answered.
     """
     if (effect := effect_under_way()) is not None:
         raise AskedInEffect(effect)
@@ -75,12 +79,14 @@ def ask(request: Request) -> Answer:
     if _asked_in.get() == run:
         raise AskedTwice
     value = request.as_value()
-    stored_question(value)
+    asked = digest_of(stored_question(value))
     _asked_in.set(run)
     said = interrupt(value)
     # Strictly: a truthy answer of any other shape is not an approval.
     if not isinstance(said, dict):
         return Answer(approved=False, status="rejected", by=(), reason="the answer was not understood", option=None)
+    if said.get("asked") != asked:
+        raise NotApproved("the node asks something else than what people were shown: nothing goes on")
     return Answer(
         approved=said.get("approved") is True,
         status=str(said.get("status")),
@@ -92,7 +98,9 @@ def ask(request: Request) -> Answer:
 
 def progress(done: int, total: int) -> None:
     """Say how far a long flow is: `show`, the pages and a waiting command line have it within half a second."""
-    get_stream_writer()({PROGRESS: [done, total]})
+    if not (0 <= done <= total < 1 << 63):
+        raise ValueError(f"{done} of {total} is no progress")
+    get_stream_writer()({PROGRESS: [int(done), int(total)]})
 
 
 # The run of a node that has asked.

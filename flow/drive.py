@@ -41,6 +41,7 @@ from flow.errors import (
     DriveFailed,
     EffectFailed,
     KeyReused,
+    NodeGone,
     NoResult,
     NotApproved,
     ResultNotKept,
@@ -69,7 +70,7 @@ _MOST_STEPS = 1_000_000
 # Trying again would change nothing.
 _FINAL = (
     NotApproved, KeyReused, EffectFailed, ResultNotKept, Unaskable, SecretInRequest, AskedTwice, AskedInEffect,
-    NoResult, BadInput, UnstorableState,
+    NoResult, NodeGone, BadInput, UnstorableState,
 )  # fmt: skip
 
 
@@ -166,9 +167,12 @@ async def _step(run: _Run, pen: Pen, thread: Thread, state: StateSnapshot) -> St
         answers = await _answers_or_wait(pen, run.flow, thread, state.interrupts)
         if answers is None:
             return "waiting"
+        if answers:
+            await run.check_answered()
         return await run.on(Command(resume=answers)) if answers else state
     if state.tasks:
         return await run.on(None)
+    await run.check_end()
     if run.flow.pays:
         return await _close(pen, thread) or state
     return await _close_with_result(pen, run.flow, thread, state) or state
@@ -198,8 +202,9 @@ class _Run:
     def __init__(self, flow: Flow, pen: Pen, thread_id: str, *, until: float) -> None:
         saver = _Saver(pen.conn, serde=Serializer())
         saver.lock = pen.lock
-        self.flow, self.stopped = flow, False
+        self.flow, self.stopped, self._saver = flow, False, saver
         self._graph = flow.compile().copy({"checkpointer": saver})
+        self._has_inner = any(True for _ in self._graph.get_subgraphs())
         self._pen, self._thread_id, self._until = pen, thread_id, until
         self._config: RunnableConfig = {"configurable": {"thread_id": thread_id}, "recursion_limit": _MOST_STEPS}
         self._place: tuple[object, ...] = ()
@@ -210,6 +215,17 @@ class _Run:
     async def look(self) -> StateSnapshot:
         state: StateSnapshot = await self._graph.aget_state(self._config)
         return state
+
+    async def check_end(self) -> None:
+        """Raise NodeGone if it has not ended at all: what LangGraph has no node for, it takes for done."""
+        last = await self._saver.aget_tuple(self._config)
+        if last is not None and last.pending_writes:
+            raise NodeGone
+
+    async def check_answered(self) -> None:
+        """The same for a question that was asked within an inner graph."""
+        if self._has_inner and _is_gone(await self._graph.aget_state(self._config, subgraphs=True)):
+            raise NodeGone
 
     def leaves_behind(self, state: StateSnapshot) -> bool:
         """Whether a branch beside those that ask has failed or was killed: it runs again before the thread waits.
@@ -262,6 +278,12 @@ class _Run:
         self._progress_at = asyncio.get_running_loop().time() + _BETWEEN_PROGRESS_S
         async with self._pen.tx() as conn:
             await threads.keep_progress(conn, self._thread_id, done, total)
+
+
+def _is_gone(state: StateSnapshot) -> bool:
+    """Whether a task waits for something that the graph within it does not know."""
+    inner = [task.state for task in state.tasks if task.interrupts and isinstance(task.state, StateSnapshot)]
+    return any(not within.interrupts or _is_gone(within) for within in inner)
 
 
 async def _answers_or_wait(
@@ -322,6 +344,8 @@ async def _close_with_result(pen: Pen, flow: Flow, thread: Thread, state: StateS
     """End the thread as `done` with its flow's result. None: look again. Raises NoResult."""
     result = flow.result(state.values)
     async with pen.tx() as conn:
+        # An approval that nobody waits for any more.
+        await supersede(conn, thread.thread_id, keep=[])
         approvals = await _tell_cards(conn, thread.thread_id)
         data = facts_of_thread(thread.thread_id, thread.input, approvals, status="done", result=result)
         await record_events(conn, thread.thread_id, "thread.done", data=data)

@@ -176,6 +176,13 @@ class NoResult(FlowError):
     """A flow has ended, and left nothing that tells what it came to."""
 
 
+class NodeGone(FlowError):
+    """A thread waits in a node that its flow does not have any more."""
+
+    def __init__(self) -> None:
+        super().__init__("the node that it waits in is not in its flow any more: bring it back, then `retry`")
+
+
 class UnstorableState(FlowError):
     """A node returned what its thread's state cannot hold."""
 

@@ -24,7 +24,7 @@ from langgraph.types import Interrupt
 from pydantic import BaseModel, ValidationError
 
 from flow.asking import Request
-from flow.errors import BadInput, NoResult, SettingError, UnknownFlow, UnstorableState
+from flow.errors import BadInput, NoResult, SettingError, Unaskable, UnknownFlow, UnstorableState
 from flow.inputs import storable_value
 from flow.model import Approval, Thread, flow_key
 from flow.policy import Policy, Tier
@@ -58,8 +58,9 @@ class Flow:
 
     The state begins as the input's fields, with `thread_id` and `started_at` (ISO 8601, UTC) if it has such keys. The
     flow is done when its graph has ended and `result` of the state is a JSON value; by default that is the state's key
-    `result`. `describe` makes a Request of the value of a plain `interrupt()`. Names in `not_secret` may stand in
-    requests although their values look like secrets.
+    `result`. `describe` makes a Request of the value of a plain `interrupt()` of no known shape, for people to see; it
+    is answered with True or False as before. Names in `not_secret` may stand in requests although their values look
+    like secrets.
     """
 
     # Whether it ends by the row of its payment, rather than by a result; then `pay` itself checks what was approved.
@@ -135,8 +136,12 @@ class Flow:
         """What an interrupt of this flow asks, of whom. Raises Unaskable."""
         from flow.secrecy import check_no_secret
 
-        value = self.describe(pause.value).as_value() if self.describe else pause.value
-        request = stored_question(value, response_schema=pause.response_schema)
+        request = stored_question(pause.value, response_schema=pause.response_schema)
+        if self.describe and request["kind"] == "json":
+            # Shown otherwise, and answered as before.
+            request = stored_question(self.describe(pause.value).as_value()) | {"kind": "json"}
+            if request["options"]:
+                raise Unaskable("what is answered with True or False has no options")
         check_no_secret(request, allowed=self.not_secret)
         tier = policy.tier(request.get("tier", "approval"))
         return Asked(tier=tier, request=request, digest=question_hash(thread, pause.id, tier.name, request))
@@ -228,7 +233,10 @@ class Serializer(JsonPlusSerializer):
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
         check_kept(obj)
-        return super().dumps_typed(obj)
+        try:
+            return super().dumps_typed(obj)
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise UnstorableState(f"a node returned or asked what no checkpoint can hold ({exc})") from exc
 
 
 def check_kept(value: Any) -> None:

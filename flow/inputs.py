@@ -28,6 +28,8 @@ MAX_NAME = 200
 MAX_NOTE = 10_000
 # Of a flow's input, as JSON.
 MAX_OBJECT = 1_000_000
+# Of anything that is kept as JSON: nobody reads more, and what writes it does not always get through.
+DEEPEST = 50
 
 
 def parse_thread_id(text: str) -> str:
@@ -79,15 +81,28 @@ def parse_object(text: str) -> dict[str, Any]:
 
 def check_object(value: dict[str, Any]) -> None:
     """Raise BadInput for an object with text or numbers that Postgres cannot hold, or for a very large one."""
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-        fits = all(map(storable_value, _scalars(value)))
-    except RecursionError:
-        raise BadInput("JSON", value.keys(), "it is nested too deeply") from None
+    if _depth(value) > DEEPEST:
+        raise BadInput("JSON", value.keys(), f"it is nested more than {DEEPEST} levels deep")
+    text = json.dumps(value, ensure_ascii=False)
+    fits = all(map(storable_value, _scalars(value)))
     if len(text) > MAX_OBJECT:
         raise BadInput("JSON", text, f"it has {len(text)} characters, at most {MAX_OBJECT} are kept")
     if not fits:
         raise BadInput("JSON", text, "it contains a character or a number that cannot be stored")
+
+
+def _depth(value: Any) -> int:
+    """How many objects and lists are within each other; no more than DEEPEST + 1 of them are looked at."""
+    level, within = 0, [value]
+    while within and level <= DEEPEST:
+        level += any(isinstance(each, dict | list) for each in within)
+        within = [
+            inner
+            for each in within
+            if isinstance(each, dict | list)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+    return level
 
 
 def _scalars(value: Any) -> Iterator[str | float]:

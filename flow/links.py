@@ -23,6 +23,7 @@ from flow.database import Connection, ring
 from flow.errors import CodeWrong, LinkGone, NoLink
 from flow.inputs import mail_person
 from flow.model import Approval, Person, Verdict
+from flow.questions import bare
 from flow.sessions import digest_of, new_token
 
 # Of a million codes: whoever has the link but not the code gets through once in 200,000 times.
@@ -156,7 +157,7 @@ async def _same_again(conn: Connection, link: Link, verdict: Verdict) -> Decided
     """A button that was pressed twice is no second use."""
     approval = await approvals.approval_of(conn, link.interrupt_id)
     for decision in approval.decisions:
-        same = decision.verdict == verdict.verdict and decision.answer == verdict.answer
+        same = decision.verdict == verdict.verdict and decision.answer == bare(verdict.answer)
         if decision.person == link.person and same:
             return Decided(approval=approval, recorded=False)
     raise LinkGone("it was used before")

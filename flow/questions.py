@@ -14,16 +14,27 @@ Shapes: https://github.com/langchain-ai/agent-inbox and https://docs.langchain.c
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import html
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Set as AbstractSet
+from dataclasses import asdict, dataclass, field, is_dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from pathlib import PurePath
 from typing import Any, Literal
+from uuid import UUID
+
+from pydantic import BaseModel
 
 from flow.errors import BadInput, Unaskable
-from flow.inputs import MAX_NOTE, storable
+from flow.inputs import DEEPEST, MAX_NOTE, storable
 from flow.model import Approval, Thread, VerdictName
+from flow.text import visible
 
 Kind = Literal["claim", "request", "inbox", "actions", "tool", "json"]
 Step = Literal["approve", "edit", "reject", "respond"]
@@ -33,8 +44,6 @@ STEPS: tuple[Step, ...] = ("approve", "edit", "respond", "reject")
 
 # Of a question as it is stored: more is no question, but a document. Give a person its address.
 LARGEST = 100_000
-# Levels of lists and objects: readers and writers of JSON give up on more, each at a depth of its own.
-DEEPEST = 50
 # Each option is a button, and this is the longest label that a button in Slack can have.
 MOST_OPTIONS = 20
 LONGEST_OPTION = 75
@@ -91,11 +100,22 @@ def stored_question(value: Any, *, response_schema: Any = None) -> dict[str, Any
     try:
         stored = _recognised(value, response_schema)
         text = json.dumps(stored, ensure_ascii=True, sort_keys=True)
-    except (ValueError, RecursionError) as exc:
-        raise Unaskable(str(exc)) from exc
+    except (ValueError, TypeError, AttributeError, RecursionError) as exc:
+        # It looked like a shape that we know, and is not of it.
+        raise Unaskable(f"{type(exc).__name__}: {exc}") from exc
     if len(text) > LARGEST:
         raise Unaskable(f"it has {len(text)} characters as JSON, at most {LARGEST} are kept: pass a reference instead")
     return stored
+
+
+def digest_of(stored: Mapping[str, Any]) -> str:
+    """The fingerprint of a question by itself: 64 hex digits."""
+    return hashlib.sha256(canonical(stored).encode()).hexdigest()
+
+
+def canonical(value: Any) -> str:
+    """JSON that is the same for the same, in every process. (Python's own comparison takes True for 1.)"""
+    return json.dumps(value, ensure_ascii=True, sort_keys=True, separators=(",", ":"))
 
 
 def question_of(request: Mapping[str, Any]) -> Question:
@@ -124,13 +144,8 @@ def question_of(request: Mapping[str, Any]) -> Question:
 
 def question_hash(thread: Thread, interrupt_id: str, tier: str, stored: Mapping[str, Any]) -> str:
     """The fingerprint of exactly what is asked for: 64 hex digits, as `model.request_hash` is for a claim."""
-    canonical = json.dumps(
-        [thread.thread_id, interrupt_id, tier, thread.flow, thread.flow_version, stored],
-        ensure_ascii=True,
-        sort_keys=True,
-        separators=(",", ":"),
-    )
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    of = [thread.thread_id, interrupt_id, tier, thread.flow, thread.flow_version, stored]
+    return hashlib.sha256(canonical(of).encode()).hexdigest()
 
 
 # Answers
@@ -201,6 +216,13 @@ def _check_storable(name: str, value: Any) -> None:
         raise BadInput(name, value, f"it is longer than {MAX_NOTE} characters")
 
 
+def bare(answer: Any) -> Any:
+    """An answer as it would be stored: without messages that say nothing."""
+    if isinstance(answer, dict):
+        return {name: bare(each) for name, each in answer.items() if (name, each) != ("message", "")}
+    return [bare(each) for each in answer] if isinstance(answer, list) else answer
+
+
 def answer_to(stored: Mapping[str, Any], approval: Approval) -> Any:
     """What the flow's `interrupt()` returns, in the shape that belongs to what it asked.
 
@@ -221,6 +243,8 @@ def answer_to(stored: Mapping[str, Any], approval: Approval) -> Any:
             "by": [decision.person for decision in approval.decisions],
             "reason": reason,
             "option": said.get("option"),
+            # What it is an answer to: a node that runs again may ask something else.
+            "asked": digest_of(stored),
         }
     plain: dict[str, Any] = {"type": "approve"} if approved else {"type": "reject", "message": reason}
     steps: Sequence[dict[str, Any]] = said.get("actions") or [plain for _ in question.actions]
@@ -299,10 +323,11 @@ def _request(value: Mapping[str, Any]) -> dict[str, Any]:
 def _options(given: Any) -> list[str]:
     if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
         raise Unaskable("`options` is a list of names")
-    names = [_line(each) for each in given]
+    names = [visible(_line(each)) for each in given]
     if len(names) > MOST_OPTIONS or len(set(names)) < len(names):
         raise Unaskable(f"`options` are at most {MOST_OPTIONS}, and each is another")
-    if not all(0 < len(name) <= LONGEST_OPTION for name in names):
+    # A button shows so many, and each "&" counts for five there: cut off, two of them could look the same.
+    if not all(0 < len(html.escape(name, quote=False)) <= LONGEST_OPTION for name in names):
         raise Unaskable(f"each of the `options` has 1 to {LONGEST_OPTION} characters")
     return names
 
@@ -378,20 +403,64 @@ def _as_text(value: Any) -> str:
 
 
 def _clean(value: Any, levels: int = DEEPEST) -> Any:
-    """JSON that can be stored: unstorable characters are replaced, and what JSON does not know is written as text.
+    """JSON that can be stored, the same in each process: unstorable characters are replaced, sets are sorted, and
+    amounts, times and the like are written as text.
 
-    Raises ValueError for what is nested too deeply.
+    Raises ValueError for what is nested too deeply, and TypeError for what has no such form.
     """
     if isinstance(value, str):
         return storable(value)
     if levels < 0:
         raise ValueError(f"it is nested more than {DEEPEST} levels deep")
     if isinstance(value, Mapping):
-        return {storable(str(name)): _clean(each, levels - 1) for name, each in value.items()}
+        names = [storable(str(name)) for name in value]
+        if len(set(names)) < len(names):
+            raise ValueError("two of its names are written alike")
+        return {name: _clean(each, levels - 1) for name, each in zip(names, value.values(), strict=True)}
     if isinstance(value, list | tuple):
         return [_clean(each, levels - 1) for each in value]
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    return storable(str(value))
+    if isinstance(value, AbstractSet):
+        return sorted((_clean(each, levels - 1) for each in value), key=canonical)
+    plain = _plain(value)
+    return plain if plain is value else _clean(plain, levels - 1)
+
+
+@functools.singledispatch
+def _plain(value: Any) -> Any:
+    """A value that is no text and no container, as JSON or something plainer. Raises TypeError."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    raise TypeError(f"{type(value).__name__} has no plain form")
+
+
+@_plain.register
+def _(value: bool | int | None) -> Any:
+    return value
+
+
+@_plain.register
+def _(value: float) -> Any:
+    if not math.isfinite(value):
+        return str(value)
+    # Postgres gives a whole number back as one.
+    return int(value) if value.is_integer() else value
+
+
+@_plain.register
+def _(value: Decimal | date | time | timedelta | UUID | PurePath) -> Any:
+    return str(value)
+
+
+@_plain.register
+def _(value: bytes) -> Any:
+    return value.hex()
+
+
+@_plain.register
+def _(value: Enum) -> Any:
+    return value.value
+
+
+@_plain.register
+def _(value: BaseModel) -> Any:
+    return value.model_dump()

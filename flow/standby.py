@@ -148,6 +148,7 @@ def _run_zygote(ctl: socket.socket) -> NoReturn:
     from flow.assess import adviser_of
     from flow.database import database_url
     from flow.drive import drive
+    from flow.errors import SettingError
     from flow.flows import load_flows
     from flow.policy import policy_of
     from flow.providers import provider_of
@@ -155,6 +156,9 @@ def _run_zygote(ctl: socket.socket) -> NoReturn:
 
     settings = read_settings()
     url, flows = database_url(settings), load_flows(settings.flow_modules)
+    if threading.active_count() != 1:
+        started = ", ".join(thread.name for thread in threading.enumerate()[1:])
+        raise SettingError(f"FLOWS: a module starts threads when it is imported ({started}): start nothing there")
     adviser = adviser_of(settings)
     if adviser is not None:
         import openai  # noqa: F401 (a second that no child should spend)

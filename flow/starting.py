@@ -151,8 +151,11 @@ def _answer(modules: Sequence[str], question: dict[str, Any]) -> dict[str, Any]:
 
 
 def _main() -> None:
-    """Answer questions until whoever asks is gone. What a module prints is no answer."""
-    answers, sys.stdout = sys.stdout, sys.stderr
+    """Answer questions until whoever asks is gone. What a module prints, in whatever way, is no answer."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    # A person waits for the bot's answer to a click.
+    os.nice(10)
     modules = read_settings().flow_modules
     for line in sys.stdin:
         print(json.dumps(_answer(modules, json.loads(line))), file=answers, flush=True)

@@ -46,10 +46,19 @@ async def insert_thread(
             (thread_id, flow, flow_version, Jsonb(input), requested_by),
         )
         thread = await thread_of(conn, thread_id)
-        if thread.flow != flow or thread.input != input:
+        if thread.flow != flow or not await _is_input(conn, thread, input):
             raise ThreadExists(thread_id, _what_it_was(thread, flow, input))
         await ring(conn)
     return thread
+
+
+async def _is_input(conn: Connection, thread: Thread, input: dict[str, Any]) -> bool:
+    """Whether the thread was started with this. As Postgres compares: it gives some numbers back in another form."""
+    if thread.input == input:
+        return True
+    query = "SELECT input = %s AS same FROM threads WHERE thread_id = %s"
+    row = await (await conn.execute(query, (Jsonb(input), thread.thread_id))).fetchone()
+    return row is not None and bool(row["same"])
 
 
 async def thread_of(conn: Connection, thread_id: str) -> Thread:
@@ -136,7 +145,8 @@ async def put_off(conn: Connection, thread_id: str, reason: str) -> Thread:
     """A drive failed: keep the reason and try again later, or give up as `stuck` after MAX_ATTEMPTS."""
     query = sql.SQL(
         "UPDATE threads SET reason = %(reason)s, driver_pid = NULL,"
-        " status = CASE WHEN attempts >= %(most)s THEN 'stuck' ELSE status END,"
+        " status = CASE WHEN attempts >= %(most)s THEN 'stuck' WHEN status = 'unavailable' THEN 'running'"
+        " ELSE status END,"
         " due_at = CASE WHEN attempts >= %(most)s THEN NULL ELSE {} END"
         " WHERE thread_id = %(thread_id)s RETURNING {}"
     ).format(_BACKOFF, _COLUMNS)
@@ -150,8 +160,8 @@ async def put_off(conn: Connection, thread_id: str, reason: str) -> Thread:
 async def hand_on(conn: Connection, thread_id: str) -> None:
     """A drive has done some steps and leaves the rest to the next: due now, and nothing has failed."""
     await conn.execute(
-        "UPDATE threads SET due_at = clock_timestamp(), attempts = 0, reason = NULL, driver_pid = NULL"
-        " WHERE thread_id = %s",
+        "UPDATE threads SET status = 'running', due_at = clock_timestamp(), attempts = 0, reason = NULL,"
+        " driver_pid = NULL WHERE thread_id = %s",
         (thread_id,),
     )
     await ring(conn)

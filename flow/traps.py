@@ -29,6 +29,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Literal
 
 from langgraph.pregel import Pregel
+from langgraph.types import interrupt
 
 from flow.asking import Request
 from flow.flows import Flow
@@ -38,13 +39,22 @@ from flow.secrecy import is_allowed, is_secret_name, value_secret
 from flow.source import Code, code_of, line_of_key, syntax_of
 
 Trap = Literal[
-    "asks twice", "acts before asking", "asks in an effect", "clock", "secret", "checkpointer", "hash", "state"
+    "asks twice",
+    "acts before asking",
+    "asks in an effect",
+    "always true",
+    "clock",
+    "secret",
+    "checkpointer",
+    "hash",
+    "state",
 ]
 
 _FIXES: dict[Trap, str] = {
     "asks twice": "give each question a node of its own; to ask several in turn, lead an edge back to the node",
     "acts before asking": "move it to a node before this one, or behind the answer",
     "asks in an effect": "ask in the node, and pass the answer to the effect",
+    "always true": "look into it, or use `ask(Request(…))`, whose answer is true if it approves",
     "clock": "decide by what is in the state: `started_at` is, and a node of its own may add more",
     "secret": "pass a reference to it; if it is none, allow its name with Flow(not_secret=(…,))",
     "checkpointer": "let `build` return the graph uncompiled: each drive brings the saver that keeps what it does",
@@ -139,6 +149,8 @@ class _Reader:
             return
         deciding = _Deciding(code, self._paths)
         for test in _tests(code, role):
+            if _is_answered_with_a_container(code, test):
+                self._add("always true", code.file, test.lineno, "a rejection is a dict or a list here, which is true")
             if deciding.is_by_clock(test):
                 self._add("clock", code.file, test.lineno, "the clock or chance decides which way a node takes")
 
@@ -310,6 +322,21 @@ def _tests(code: Code, role: Role) -> Iterator[ast.expr]:
             yield from (case.guard for case in node.cases if case.guard is not None)
     if role == "edge":
         yield from _returned(code)
+
+
+def _is_answered_with_a_container(code: Code, test: ast.expr) -> bool:
+    """Whether the bare answer of an `interrupt()` of a known shape decides: the one of no shape gets True or False."""
+    if isinstance(test, ast.BoolOp):
+        return any(_is_answered_with_a_container(code, each) for each in test.values)
+    if isinstance(test, ast.UnaryOp):
+        return _is_answered_with_a_container(code, test.operand)
+    if not isinstance(test, ast.Call) or code.meaning(test.func) is not interrupt or not test.args:
+        return False
+    names = [name for name, _ in _pairs(test)]
+    return isinstance(test.args[0], ast.Dict | ast.List) and not _SHAPES.isdisjoint(names)
+
+
+_SHAPES = frozenset({"title", "action_requests", "action_request"})
 
 
 def _pairs(call: ast.Call) -> Iterator[tuple[str, ast.expr]]:

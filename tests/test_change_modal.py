@@ -187,7 +187,7 @@ async def test_a_form_is_one_committed_decision(
         (filled("edit", '{"to": 1, "to": 2}'), {"args-0": "This is no JSON object: a name comes twice"}),
         (filled("edit", '{"to": NaN}'), {"args-0": "This is no JSON object: NaN is no number"}),
         (filled("edit", '{"to": "\\u0000"}'), {"args-0": "This is no JSON object: it contains a character"}),
-        (filled("edit", '{"a":' * 400 + "1" + "}" * 400), {"step-0": "Answer "}),
+        (filled("edit", '{"a":' * 400 + "1" + "}" * 400), {"args-0": "This is no JSON object: it is nested"}),
         (filled("edit", json.dumps({"to": "x" * 20_000})), {"step-0": "Answer "}),
         (filled("approve", '{"to": "carol"}'), {"args-0": "You changed this: choose to edit, or put it back."}),
         (filled("reject", "{"), {"args-0": "You changed this: choose to edit, or put it back."}),

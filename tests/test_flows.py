@@ -22,7 +22,7 @@ from flow.approvals import approval_of, decide
 from flow.claims import FLOW as CLAIMS
 from flow.database import Connection, connect
 from flow.drive import drive
-from flow.errors import DriveFailed
+from flow.errors import DriveFailed, SettingError, ThreadExists
 from flow.flows import Flows
 from flow.threads import insert_thread, settle_flows, thread_of
 from tests.command import ROOT, Terminal, worker
@@ -200,18 +200,67 @@ async def test_a_plain_interrupt_is_shown_as_json_and_answered_with_true_or_fals
     assert (await thread_of(conn, "t1")).result is said
 
 
-async def test_a_flow_may_describe_what_its_plain_interrupt_means(conn: Connection) -> None:
+@pytest.mark.parametrize(("verdict", "said"), [(YES, True), (NO, False)])
+async def test_a_flow_may_describe_its_plain_interrupt_and_is_answered_as_before(
+    conn: Connection, verdict: Any, said: bool
+) -> None:
     flow = flow_of(
-        one_node(lambda _: {"result": interrupt({"order": "A-17"})["approved"]}),
+        one_node(lambda _: {"result": interrupt({"order": "A-17"})}),
         describe=lambda asked: Request(title=f"Cancel {asked['order']}", tier="support"),
     )
     flows = Flows([flow])
     await begin(conn, flow)
     await run(conn, flows)
     assert await value(conn, "SELECT tier FROM approvals") == "support"
-    await decide(conn, (await pending(conn))["Cancel A-17"], ANN, YES)
+    await decide(conn, (await pending(conn))["Cancel A-17"], ANN, verdict)
     assert await run(conn, flows) == "over"
-    assert (await thread_of(conn, "t1")).result is True
+    assert (await thread_of(conn, "t1")).result is said
+
+
+@pytest.mark.parametrize(("verdict", "said"), [(YES, "paid"), (NO, "not paid")])
+async def test_an_answer_is_as_true_as_what_it_says(conn: Connection, verdict: Any, said: str) -> None:
+    flow = flow_of(one_node(lambda _: {"result": "paid" if ask(Request(title="Pay")) else "not paid"}))
+    flows = Flows([flow])
+    await begin(conn, flow)
+    await run(conn, flows)
+    await decide(conn, (await pending(conn))["Pay"], ANN, verdict)
+    assert await run(conn, flows) == "over"
+    assert (await thread_of(conn, "t1")).result == said
+
+
+async def test_a_node_that_asks_something_else_once_it_is_answered_does_not_go_on(conn: Connection) -> None:
+    price = {"now": "100.00"}
+
+    def node(_: State) -> State:
+        answer = ask(Request(title="Pay", amount=price["now"], currency="EUR"))
+        return {"result": [price["now"], answer.approved]}
+
+    flows = Flows([flow := flow_of(one_node(node))])
+    await begin(conn, flow)
+    await run(conn, flows)
+    await decide(conn, (await pending(conn))["Pay"], ANN, YES)
+    price["now"] = "9000.00"
+    assert await run(conn, flows) == "stuck"
+    assert "asks something else than what people were shown" in str((await thread_of(conn, "t1")).reason)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"x": {"b", "a"}, "n": 1e23}, {"n": [1e300, 0.1, 2.0, (1 << 62) + 1]}], ids=["set", "floats"]
+)
+async def test_what_json_writes_in_another_way_is_what_was_approved(conn: Connection, asked: Any) -> None:
+    flows = Flows([flow := flow_of(one_node(lambda _: {"result": interrupt(asked)}))])
+    await begin(conn, flow)
+    assert await run(conn, flows) == "waiting"
+    await decide(conn, (await pending(conn))["Approval"], ANN, YES)
+    assert await run(conn, flows) == "over"
+
+
+async def test_an_input_with_numbers_that_postgres_writes_otherwise_is_the_same_again(conn: Connection) -> None:
+    flow = flow_of(one_node(lambda _: {"result": 1}))
+    for _ in range(2):
+        await begin(conn, flow, given={"n": [1e23, 1e300, 2.0, 0.1]})
+    with pytest.raises(ThreadExists):
+        await begin(conn, flow, given={"n": [1e23, 1e300, 2.0, 0.2]})
 
 
 async def test_what_nobody_could_be_shown_leaves_the_thread_to_a_person(conn: Connection) -> None:
@@ -514,11 +563,66 @@ async def test_a_thread_whose_asking_node_was_renamed_is_stuck_and_goes_on_when_
     assert (await approval_of(conn, interrupt_id)).request["title"] == "Send a letter"
     await decide(conn, interrupt_id, ANN, YES)
     assert await run(conn, Flows([letters(asks="check")])) == "stuck"
-    assert "without a result" in str((await thread_of(conn, "t1")).reason)
+    assert "bring it back" in str((await thread_of(conn, "t1")).reason)
     await threads.wake(conn, "t1")
     assert await run(conn, Flows([letters()])) == "over"
     assert (await thread_of(conn, "t1")).result == {"sent": True, "to": "ACME"}
     assert Letter.model_validate({"to": "ACME"}).to == "ACME"
+
+
+@pytest.mark.parametrize("verdict", [YES, NO])
+async def test_a_node_that_is_gone_is_not_the_end_though_the_state_has_a_result(conn: Connection, verdict: Any) -> None:
+    def build(name: str) -> Flow:
+        def graph() -> StateGraph[Any, Any, Any, Any]:
+            graph = StateGraph(State)
+            graph.add_node("charge", lambda _: {"result": "charged"})
+            graph.add_node(name, lambda _: {"result": str(ask(Request(title="Keep")).approved)})
+            graph.add_edge(START, "charge")
+            graph.add_edge("charge", name)
+            return graph
+
+        return flow_of(graph)
+
+    await begin(conn, old := build("review"))
+    assert await run(conn, Flows([old])) == "waiting"
+    for _ in range(2):
+        # Nobody has decided yet: it is looked at for another reason.
+        await threads.wake(conn, "t1")
+        assert await run(conn, Flows([build("check")])) == "stuck"
+    await decide(conn, (await pending(conn))["Keep"], ANN, verdict)
+    assert await run(conn, Flows([build("check")])) == "stuck"
+    await threads.wake(conn, "t1")
+    assert await run(conn, Flows([old])) == "over"
+    assert (await thread_of(conn, "t1")).result == str(verdict is YES)
+
+
+async def test_a_node_that_is_gone_from_an_inner_graph_is_missed_too(conn: Connection) -> None:
+    def build(name: str) -> Flow:
+        def graph() -> StateGraph[Any, Any, Any, Any]:
+            inner = StateGraph(State)
+            inner.add_node(name, lambda _: {"done": int(ask(Request(title="Keep")).approved)})
+            inner.add_edge(START, name)
+            graph = StateGraph(State)
+            graph.add_node("inner", inner.compile())
+            graph.add_node("end", lambda state: {"result": state.get("done", "nobody asked")})
+            graph.add_edge(START, "inner")
+            graph.add_edge("inner", "end")
+            return graph
+
+        return flow_of(graph)
+
+    await begin(conn, old := build("review"))
+    assert await run(conn, Flows([old])) == "waiting"
+    await decide(conn, (await pending(conn))["Keep"], ANN, YES)
+    assert await run(conn, Flows([build("check")])) == "stuck"
+    await threads.wake(conn, "t1")
+    assert await run(conn, Flows([old])) == "over"
+    assert (await thread_of(conn, "t1")).result == 1
+
+
+async def test_two_flows_of_one_name_and_version_are_refused() -> None:
+    with pytest.raises(SettingError, match="two flows are test version 1"):
+        Flows([flow_of(counting), flow_of(branching)])
 
 
 async def test_two_connections_drive_one_thread_one_at_a_time(conn: Connection, database_url: str) -> None:

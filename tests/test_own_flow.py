@@ -13,6 +13,7 @@ from flow.client import Client
 from flow.database import Connection
 from flow.errors import BadInput, NotAllowed, UnknownFlow
 from flow.settings import Settings
+from flow.starting import Checker
 from tests.api_door import SECRET, Program
 from tests.command import ROOT, Done, Terminal
 from tests.rows import all_rows, one_row, until, value
@@ -103,7 +104,6 @@ async def test_another_input_for_the_same_thread_is_refused(terminal: Terminal) 
         ("FLOW = 1\n", "has no FLOW"),
         ("raise OSError('no licence')\n", "cannot be imported: OSError: no licence"),
         (FLOW.replace('"refunds"', '"Re funds"'), "a name has small letters"),
-        (FLOW + "\nFLOWS = [FLOW, Flow(name='refunds', version='1', input=Refund, build=FLOW.build)]\n", "two flows"),
     ],
 )
 async def test_a_module_that_is_no_flow_is_named_with_the_fix(
@@ -227,3 +227,42 @@ async def test_the_client_is_a_door_like_the_others(
             await client.decide(approval.interrupt_id, by="U01ALICE", approve=True)
         await client.decide(approval.interrupt_id, by="api:robot", approve=False, reason="no")
         assert (await client.advance("r1")).result == {"refunded": False, "reason": "no"}
+
+
+# Modules that misbehave
+
+
+async def test_a_thread_that_was_set_aside_goes_on_when_it_is_started_where_its_flow_is(
+    terminal: Terminal, conn: Connection
+) -> None:
+    assert start(terminal).code == 0
+    await conn.execute("UPDATE threads SET status = 'unavailable', due_at = NULL, reason = 'nobody has it'")
+    again = start(terminal)
+    assert (again.code, again.json["status"]) == (0, "waiting")
+
+
+async def test_a_module_that_starts_a_thread_is_named_and_the_worker_ends(terminal: Terminal, package: Path) -> None:
+    module = package / "myteam" / "refunds.py"
+    module.write_text(
+        f"{FLOW}\nimport threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,), name='telemetry', daemon=True).start()\n"
+    )
+    done = terminal.run("work", "--once")
+    assert (done.code, "a module starts threads when it is imported (telemetry)" in done.err) == (1, True)
+
+
+async def test_what_a_module_prints_is_no_answer_to_the_web_server(
+    database_url: str, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = package / "myteam" / "refunds.py"
+    module.write_text(f"import os\nprint('hello')\nos.write(1, b'hello from C')\n{FLOW}")
+    monkeypatch.setenv("FLOWS", FLOWS)
+    monkeypatch.syspath_prepend(str(package))
+    checker = Checker()
+    try:
+        new = await checker.filed("refunds", {"order": "A-17", "amount": "2"})
+        assert (new.flow, new.flow_version) == ("refunds", "1")
+        with pytest.raises(BadInput, match="amount"):
+            await checker.filed("refunds", {"order": "A-17"})
+    finally:
+        await checker.close()

@@ -100,7 +100,7 @@ async def test_a_process_killed_between_the_ledgers_entry_and_its_record_enters_
     assert await effects_of(conn, "t1") == [{"name": "flow.patterns.tiered.enter", "status": "done", "attempt": 2}]
     installation = await value(conn, "SELECT id::text FROM installation")
     key = await value(conn, "SELECT key FROM effects WHERE thread_id = 't1'")
-    assert result["entry"] == f"1000: {effects._digest([installation, 't1', key])[:12]}"
+    assert result["entry"] == f"1000.00: {effects._digest([installation, 't1', key])[:12]}"
 
 
 # Approval
@@ -110,7 +110,7 @@ async def test_up_to_50_000_nobody_is_asked(conn: Connection) -> None:
     await start(conn, "approval", "t1", amount="50000", payee="ACME")
     assert await drive_here(conn, "t1") == "over"
     result = await result_of(conn, "t1")
-    assert (result["status"], result["entry"].split(":")[0]) == ("booked", "50000 to ACME")
+    assert (result["status"], result["entry"].split(":")[0]) == ("booked", "50000.00 to ACME")
     assert await all_rows(conn, "SELECT * FROM approvals") == []
 
 

@@ -98,7 +98,7 @@ async def test_a_fan_out_tries_all_and_then_only_those_again_that_failed(conn: C
         away = f"http://127.0.0.1:{port}/away"
     outside.failing = dict(zip(PATHS, (301, 404, 503), strict=False))
     await start(conn, "fan-out", "t1", urls=[away, *(outside.url + path for path in PATHS)], text="hello")
-    with pytest.raises(DriveFailed, match=f"NotDelivered: 4 of 11 failed, {away}"):
+    with pytest.raises(DriveFailed, match=r"NotDelivered: 4 of 11 failed, 127\.0\.0\.1: "):
         await drive_here(conn, "t1")
     assert outside.done_by_path == dict.fromkeys(PATHS[3:], 1)
     outside.failing.clear()

@@ -504,7 +504,7 @@ BUGS = [
     Bug(
         name="those who approve may say different things",
         file="flow/approvals.py",
-        old="other.answer != answer:",
+        old="canonical(other.answer) != canonical(answer):",
         new="other is None:",
         tests="test_change_modal.py",
     ),

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flow.errors import BadInput, Unaskable
-from flow.inputs import storable_value
+from flow.inputs import DEEPEST, storable_value
 from flow.model import Decision, VerdictName
 from flow.questions import (
-    DEEPEST,
     LARGEST,
     answer_to,
     checked_answer,
+    digest_of,
     question_hash,
     question_of,
     stored_question,
@@ -182,7 +182,11 @@ def test_whatever_is_asked_can_be_stored(value: Any) -> None:
         {"title": "\ud800", "fields": {"\x00": value}},
         tool_call(name="\x00", args={"\ud83d": value}),
     ):
-        text = json.dumps(stored_question(asked), allow_nan=False, ensure_ascii=False)
+        try:
+            text = json.dumps(stored_question(asked), allow_nan=False, ensure_ascii=False)
+        except Unaskable as exc:
+            assert "written alike" in exc.why
+            continue
         assert storable_value(text)
         assert "\x00" not in json.loads(json.dumps(text))
 
@@ -285,7 +289,10 @@ def test_an_answer_that_does_not_belong_to_the_question_is_refused(
 
 def told(value: Any, *decisions: Decision, status: str = "approved") -> Any:
     stored = stored_question(value)
-    return answer_to(stored, replace(APPROVAL, request=stored, status=status, decisions=decisions))
+    answer = answer_to(stored, replace(APPROVAL, request=stored, status=status, decisions=decisions))
+    if isinstance(answer, dict) and "approved" in answer:
+        assert answer.pop("asked") == digest_of(stored)
+    return answer
 
 
 def said(*steps: dict[str, Any], verdict: VerdictName = "approve") -> Decision:

@@ -56,6 +56,12 @@ async def node(state):
     second = pause_for(Request(title="two"))  #! asks twice
     return {"result": [first.approved, second.approved]}
 """,
+    "an answer that is true whatever it says": """
+def node(state):
+    if not interrupt({"title": "Pay 100?"}):  #! always true
+        return {"result": "no"}
+    return {"result": "yes"}
+""",
     "a plain interrupt after a question": """
 def node(state):
     if ask(Request(title="one")).approved:
@@ -232,6 +238,16 @@ def node(state):
 }
 
 GOOD = {
+    "an answer that is true or false": """
+def node(state):
+    if not interrupt({"invoice": 7}):
+        return {"result": "no"}
+    return {"result": "yes"}
+""",
+    "an answer of ours": """
+def node(state):
+    return {"result": "yes" if ask(Request(title="Pay 100?")) else "no"}
+""",
     "one question, and effects behind it": """
 def words(state):
     return ", ".join(sorted({name.strip().lower() for name in state["names"]}))
