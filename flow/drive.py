@@ -172,9 +172,9 @@ async def _step(run: _Run, pen: Pen, thread: Thread, state: StateSnapshot) -> St
         return await run.on(Command(resume=answers)) if answers else state
     if state.tasks:
         return await run.on(None)
-    await run.check_end()
     if run.flow.pays:
         return await _close(pen, thread) or state
+    await run.check_end()
     return await _close_with_result(pen, run.flow, thread, state) or state
 
 
