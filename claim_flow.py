@@ -215,6 +215,33 @@ def list_(status: str | None, limit: int, as_json: bool) -> None:
 
 
 @cli.command()
+@click.option("--amount", metavar="N", help="Of a claim; without it every tier is shown.")
+@click.option("--currency", default="USD", show_default=True, metavar="ISO", help="ISO 4217 code.")
+@_json
+def policy(amount: str | None, currency: str, as_json: bool) -> None:
+    """Who must approve a claim, in which order."""
+    from flow import inputs
+
+    claim = inputs.parse_claim(amount=amount, currency=currency) if amount is not None else None
+
+    async def run(settings: Settings) -> None:
+        from dataclasses import asdict
+
+        from flow.policy import in_words, policy_of
+
+        rules = policy_of(settings)
+        tiers = [rules.tier(name) for name in rules.names] if claim is None else rules.tiers_of(claim)
+        if as_json:
+            _print_json([asdict(tier) for tier in tiers])
+        for tier in () if as_json else tiers:
+            click.echo(in_words(tier))
+        if not tiers and not as_json:
+            click.echo("nobody: it is paid at once, unless a model doubts it")
+
+    _run(run)
+
+
+@cli.command()
 def serve() -> None:
     """Bot, worker and clock in one process: all that a small team needs."""
     _serve(web=True, worker=True)

@@ -101,6 +101,7 @@ def card(
         header = subject if approval.status == "pending" else f"{_title(approval, thread)}: {subject}"
         asked = [{"type": "section", "fields": _fields(approval, "", "")}, *question_blocks(question)]
         lines = ending_of(approval, thread)
+    lines = [*_count_line(approval), *lines]
     outcome = [*fitting([*map(_decision_line, approval.decisions)], _OUTCOME - len("\n".join(lines))), *lines]
     blocks: list[Block] = [{"type": "header", "text": told(header, HEADER)}, *asked]
     if outcome:
@@ -287,6 +288,14 @@ def _decision_line(decision: Decision) -> str:
     mark, word = ("✅", "Approved") if decision.verdict == "approve" else ("❌", "Rejected")
     door = "" if decision.door == "slack" else f" ({safe(decision.door, _NAME)})"
     return f"{mark} *{word} by {safe(decision.person_name, _NAME)}*{door}, {date(decision.decided_at)}"
+
+
+def _count_line(approval: Approval) -> list[str]:
+    """How many have approved, where it takes more than one."""
+    if approval.status != "pending" or approval.required == 1:
+        return []
+    given = [decision.verdict for decision in approval.decisions].count("approve")
+    return [f"*{given} of {approval.required} approvals*"]
 
 
 def _outcome_lines(approval: Approval, thread: Thread, payment: Payment | None) -> list[str]:

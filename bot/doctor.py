@@ -19,7 +19,7 @@ from flow.assess import Unanswered, adviser_of
 from flow.database import check_locks, connect, database_url, ensure_schema
 from flow.errors import FlowError
 from flow.model import Claim
-from flow.policy import LIMITS
+from flow.policy import LIMITS, in_words, policy_of
 from flow.providers import provider_of
 from flow.settings import Settings
 
@@ -97,6 +97,15 @@ async def _locks(url: str) -> Finding:
 
 
 def _policy(settings: Settings) -> Finding:
+    try:
+        policy = policy_of(settings)
+    except FlowError as exc:
+        return Finding(what="policy", ok=False, found=str(exc), fix="see policy.example.toml")
+    if settings.policy_path is not None:
+        found = "; ".join(in_words(policy.tier(name)) for name in policy.names)
+        nobody = [name for name in policy.names if not policy.tier(name).approvers]
+        fix = "give the tier approvers, or only the command line can decide" if nobody else ""
+        return Finding(what="policy", ok=not nobody, found=f"{settings.policy_path}: {found}", fix=fix)
     limits = ", ".join(f"{limit} {currency}" for currency, limit in LIMITS.items())
     asked = f"over {limits}, and in any other currency, one of"
     if not settings.approvers:

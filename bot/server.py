@@ -231,7 +231,7 @@ def _checks_database(pool: Pool) -> Check:
 def _say_what_is_off(settings: Settings) -> None:
     if not settings.slack_is_on:
         log.warning("Slack is off: see SLACK_BOT_TOKEN and what belongs to it in .env.example")
-    elif not settings.approvers:
+    elif not settings.approvers and settings.policy_path is None:
         log.warning("APPROVERS is empty: every click in Slack will be refused")
     if settings.pages_url is None:
         log.warning("the web inbox is off: set PUBLIC_URL to where browsers reach this machine")

@@ -159,19 +159,22 @@ class ClaimFlow(Flow):
         claim = Claim.of_input(thread.input).as_input()
         return {"thread_id": thread.thread_id} | {name: claim[name] for name in ("amount", "currency", "payee")}
 
-    def asks(self, thread: Thread, pause: Interrupt, policy: Policy) -> Asked:  # noqa: ARG002
-        """By the tier that the state holds, whatever the policy says by now."""
-        value = pause.value
-        tier = Tier(**value["tier"] | {"approvers": tuple(value["tier"]["approvers"])})
-        shown = {name: value[name] for name in ("amount", "currency", "payee")}
+    def asks(self, thread: Thread, pause: Interrupt) -> Asked:
+        shown = {name: pause.value[name] for name in ("amount", "currency", "payee")}
+        tier = pause.value["tier"]["name"]
         digest = request_hash(
             thread_id=thread.thread_id,
             interrupt_id=pause.id,
-            tier=tier.name,
+            tier=tier,
             flow_version=thread.flow_version,
             claim=Claim.of_input(shown),
         )
         return Asked(tier=tier, request=shown, digest=digest)
+
+    def tier_of(self, asked: Asked, pause: Interrupt, policy: Policy) -> Tier:  # noqa: ARG002
+        """As the state holds it, whatever the policy says by now."""
+        tier = pause.value["tier"]
+        return Tier(**tier | {"approvers": tuple(tier["approvers"])})
 
 
 FLOW = ClaimFlow(name=CLAIM_FLOW, version=CLAIM_FLOW_VERSION, build=build, input=ClaimInput)

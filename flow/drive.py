@@ -297,7 +297,7 @@ async def _answers_or_wait(
     async with pen.tx() as conn:
         answers = {}
         for pause in interrupts:
-            asked = flow.asks(thread, pause, pen.policy)
+            asked = flow.asks(thread, pause)
             try:
                 approval = await approval_of(conn, pause.id)
                 if approval.status == "pending":
@@ -305,10 +305,10 @@ async def _answers_or_wait(
                     approval = await approval_of(conn, pause.id, lock=True)
             except UnknownApproval:
                 await supersede(conn, thread.thread_id, keep=[each.id for each in interrupts])
+                tier = flow.tier_of(asked, pause, pen.policy)
                 await request_approval(
-                    conn, thread, interrupt_id=pause.id, tier=asked.tier, request=asked.request,
-                    request_hash=asked.digest,
-                )  # fmt: skip
+                    conn, thread, interrupt_id=pause.id, tier=tier, request=asked.request, request_hash=asked.digest
+                )
                 continue
             if approval.status != "pending":
                 if approval.status == "approved" and not flow.pays and not settled_the_same(asked, approval):

@@ -43,7 +43,7 @@ _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,62}")
 class Asked:
     """One question as it is written to its approval's row."""
 
-    tier: Tier
+    tier: str
     request: dict[str, Any]
     digest: str
 
@@ -132,8 +132,8 @@ class Flow:
             where = ".".join(map(str, first["loc"])) or "input"
             raise BadInput(f"{self.name}: {where}", first["input"], first["msg"]) from exc
 
-    def asks(self, thread: Thread, pause: Interrupt, policy: Policy) -> Asked:
-        """What an interrupt of this flow asks, of whom. Raises Unaskable."""
+    def asks(self, thread: Thread, pause: Interrupt) -> Asked:
+        """What an interrupt of this flow asks, and of which tier. Raises Unaskable, SecretInRequest."""
         from flow.secrecy import check_no_secret
 
         request = stored_question(pause.value, response_schema=pause.response_schema)
@@ -143,8 +143,12 @@ class Flow:
             if request["options"]:
                 raise Unaskable("what is answered with True or False has no options")
         check_no_secret(request, allowed=self.not_secret)
-        tier = policy.tier(request.get("tier", "approval"))
-        return Asked(tier=tier, request=request, digest=question_hash(thread, pause.id, tier.name, request))
+        tier = request.get("tier", "approval")
+        return Asked(tier=tier, request=request, digest=question_hash(thread, pause.id, tier, request))
+
+    def tier_of(self, asked: Asked, pause: Interrupt, policy: Policy) -> Tier:  # noqa: ARG002
+        """Who is asked, by the policy of the moment in which it is asked. Raises Unaskable."""
+        return policy.tier(asked.tier)
 
     def result(self, state: Mapping[str, Any]) -> Any:
         """What a thread whose graph has ended with this state has come to. Raises NoResult."""
@@ -247,6 +251,4 @@ def check_kept(value: Any) -> None:
 
 def settled_the_same(asked: Asked, approval: Approval) -> bool:
     """Whether what was approved is what the flow asks for, by its row and by the flow itself."""
-    return (
-        asked.digest == approval.request_hash and asked.request == approval.request and asked.tier.name == approval.tier
-    )
+    return asked.digest == approval.request_hash and asked.request == approval.request and asked.tier == approval.tier

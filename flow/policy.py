@@ -1,16 +1,25 @@
 """Who must approve what: tiers by amount, and the check of one person against one list.
 
-A tier's rules are copied into each approval when it is requested, so a later change of policy does not reach it.
+The rules stand in policy.toml; without one there is a single tier, of APPROVERS. A tier's rules are copied into each
+approval when it is requested, so a later change of policy does not reach it.
 """
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any, Protocol
 
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from flow import inputs
+from flow.errors import BadInput, SettingError, Unaskable
 from flow.model import Claim, Person
-from flow.settings import Settings
+from flow.settings import Settings, approver_name
 
 # A claim in a currency that is not listed always needs an approval: 100 of an unknown unit may be a fortune.
 LIMITS: Mapping[str, Decimal] = {"USD": Decimal(100)}
@@ -26,30 +35,96 @@ class Tier:
     expires_after_s: float | None = None
 
 
+class Policy(Protocol):
+    """What a drive asks."""
+
+    def tiers_of(self, claim: Claim) -> tuple[Tier, ...]:
+        """The tiers that must approve this claim, in order; none means that it may be paid at once."""
+
+    def review_tiers(self) -> tuple[Tier, ...]:
+        """The tiers for a claim that needs none by its amount, but that a person should look at."""
+
+    def tier(self, name: str) -> Tier:
+        """The tier that a flow asks for by its name. Raises Unaskable."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of its tiers, in their order."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Policy:
-    """The built-in policy: one tier for every claim over its currency's limit."""
+class OneTier:
+    """The built-in policy: one tier for every claim over its currency's limit, and for whatever a flow asks."""
 
     approvers: tuple[str, ...]
     limits: Mapping[str, Decimal]
 
     def tiers_of(self, claim: Claim) -> tuple[Tier, ...]:
-        """The tiers that must approve this claim, in order; none means that it may be paid at once."""
-        limit = self.limits.get(claim.currency)
-        if limit is not None and claim.amount <= limit:
-            return ()
-        return (self._approval(),)
+        return (self.tier("approval"),) if _is_over(self.limits, claim) else ()
 
     def review_tiers(self) -> tuple[Tier, ...]:
-        """The tiers for a claim that needs none by its amount, but that a person should look at."""
-        return (self._approval(),)
+        return (self.tier("approval"),)
 
     def tier(self, name: str) -> Tier:
-        """The tier that a flow asks for by its name."""
         return Tier(name=name, approvers=self.approvers)
 
-    def _approval(self) -> Tier:
-        return self.tier("approval")
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("approval",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """A tier, and the amounts that need it: those over its currency's limit, and all in a currency without one."""
+
+    tier: Tier
+    over: Mapping[str, Decimal]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiers:
+    """A policy that somebody wrote: the tiers whose limit an amount is over, in their order."""
+
+    rules: tuple[Rule, ...]
+
+    def tiers_of(self, claim: Claim) -> tuple[Tier, ...]:
+        return tuple(rule.tier for rule in self.rules if _is_over(rule.over, claim))
+
+    def review_tiers(self) -> tuple[Tier, ...]:
+        return (self.rules[0].tier,)
+
+    def tier(self, name: str) -> Tier:
+        for rule in self.rules:
+            if rule.tier.name == name:
+                return rule.tier
+        raise Unaskable(f"the policy has no tier {name!r}, only {', '.join(self.names)}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(rule.tier.name for rule in self.rules)
+
+
+def _is_over(limits: Mapping[str, Decimal], claim: Claim) -> bool:
+    limit = limits.get(claim.currency)
+    return limit is None or claim.amount > limit
+
+
+def in_words(tier: Tier) -> str:
+    """The tier for a person: "vp: 2 of U03DANA, U04EMIL, within 7 days"."""
+    who = f"{tier.required} of {', '.join(tier.approvers)}" if tier.approvers else "nobody but the command line"
+    within = f", within {_in_words(tier.expires_after_s)}" if tier.expires_after_s else ""
+    return f"{tier.name}: {who}{within}"
+
+
+def _in_words(seconds: float) -> str:
+    for unit, length in (("day", 86_400), ("hour", 3600), ("minute", 60)):
+        if seconds % length == 0:
+            count = int(seconds // length)
+            return f"{count} {unit}{'s' if count > 1 else ''}"
+    return f"{seconds:g} seconds"
+
+
+# One person against one list
 
 
 def names_person(approvers: Collection[str], person: Person) -> bool:
@@ -62,6 +137,88 @@ def is_requester(requested_by: str, person: Person) -> bool:
     return requested_by.lower() in {name.lower() for name in person.names}
 
 
+# The file
+
+
 def policy_of(settings: Settings) -> Policy:
-    """The policy that these settings ask for."""
-    return Policy(approvers=settings.approver_names, limits=LIMITS)
+    """The policy that these settings ask for. Raises SettingError, which names file, tier and fix."""
+    path = settings.policy_path
+    if path is None:
+        return OneTier(approvers=settings.approver_names, limits=LIMITS)
+    if settings.approvers:
+        raise SettingError(f"APPROVERS and {path} both say who may decide: remove one of them")
+    return read_policy(path)
+
+
+def read_policy(path: Path) -> Tiers:
+    """The policy in this file. Raises SettingError."""
+    try:
+        given = tomllib.loads(path.read_text(encoding="utf-8"))
+        written = _Written.model_validate(given)
+    except ValidationError as exc:
+        raise SettingError("\n".join(f"{path}: {_explained(dict(error))}" for error in exc.errors())) from exc
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+        raise SettingError(f"{path} cannot be read: {exc}") from exc
+    return Tiers(rules=tuple(tier.as_rule() for tier in written.tiers))
+
+
+def _seconds(text: Any) -> Any:
+    match = re.fullmatch(r"([1-9][0-9]{0,5}) (minute|hour|day|week)s?", text) if isinstance(text, str) else None
+    if match is None:
+        raise ValueError('write "30 minutes", "12 hours", "3 days" or "2 weeks"')
+    return int(match[1]) * {"minute": 60, "hour": 3600, "day": 86_400, "week": 604_800}[match[2]]
+
+
+def _limits(given: Any) -> Any:
+    limits = {}
+    for currency, amount in given.items() if isinstance(given, dict) else [(str(given), "")]:
+        try:
+            decimals = inputs.decimals_of(currency)
+            is_none = amount == 0 and not isinstance(amount, bool | str | float)
+            limits[currency] = Decimal(0) if is_none else inputs.parse_amount(str(amount), currency, decimals)
+        except BadInput as exc:
+            raise ValueError(str(exc)) from exc
+    return limits
+
+
+class _WrittenTier(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
+    approvers: list[Annotated[str, AfterValidator(approver_name)]]
+    over: Annotated[dict[str, Decimal], BeforeValidator(_limits)] = Field(default_factory=dict)
+    required: int = Field(default=1, ge=1, le=100)
+    expires_after: Annotated[float | None, BeforeValidator(_seconds)] = None
+
+    @model_validator(mode="after")
+    def _can_be_met(self) -> _WrittenTier:
+        if 0 < len(set(self.approvers)) < self.required:
+            raise ValueError(f"{self.required} of {len(set(self.approvers))} approvers can never be had")
+        return self
+
+    def as_rule(self) -> Rule:
+        tier = Tier(
+            name=self.name,
+            approvers=tuple(dict.fromkeys(self.approvers)),
+            required=self.required,
+            expires_after_s=self.expires_after,
+        )
+        return Rule(tier=tier, over=self.over)
+
+
+class _Written(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    tiers: list[_WrittenTier] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _have_names_of_their_own(self) -> _Written:
+        names = [tier.name for tier in self.tiers]
+        if len(set(names)) < len(names):
+            raise ValueError("two tiers have one name")
+        return self
+
+
+def _explained(error: dict[str, Any]) -> str:
+    where = ".".join(str(part + 1) if isinstance(part, int) else str(part) for part in error["loc"])
+    return f"{where}: {str(error['msg']).removeprefix('Value error, ')}"

@@ -32,6 +32,8 @@ class Settings(BaseSettings):
     # Modules whose flows can be started.
     flows: str = "flow.claims,flow.patterns"
 
+    # Who must approve what. Unset: policy.toml, if there is one, else one tier of APPROVERS.
+    policy_file: Path | None = None
     approvers: str = ""
 
     slack_bot_token: SecretStr | None = None
@@ -120,11 +122,7 @@ class Settings(BaseSettings):
     @classmethod
     def _names_people(cls, approvers: str) -> str:
         for name in _split(approvers):
-            if not _APPROVER.fullmatch(name):
-                raise ValueError(
-                    f"{name!r} names nobody: write U01ALICE or slack:T01TEAM/U01ALICE (Slack member ids),"
-                    " alice@example.com, webhook:ENDPOINT:NAME, or api:TOKEN"
-                )
+            approver_name(name)
         return approvers
 
     @field_validator("inbox_viewers")
@@ -281,6 +279,12 @@ class Settings(BaseSettings):
         return tuple(_split(self.flows))
 
     @property
+    def policy_path(self) -> Path | None:
+        """The file with the policy; None: there is none."""
+        usual = Path("policy.toml")
+        return self.policy_file or (usual if usual.exists() else None)
+
+    @property
     def approver_names(self) -> tuple[str, ...]:
         return tuple(map(_lowered, _split(self.approvers)))
 
@@ -311,6 +315,16 @@ def read_settings() -> Settings:
         raise SettingError("\n".join(_explained(dict(error)) for error in exc.errors())) from exc
     except UnicodeDecodeError as exc:
         raise SettingError(f".env is not UTF-8 text: {exc}") from exc
+
+
+def approver_name(name: str) -> str:
+    """How a list has this person. Raises ValueError for what names nobody."""
+    if not _APPROVER.fullmatch(name):
+        raise ValueError(
+            f"{name!r} names nobody: write U01ALICE or slack:T01TEAM/U01ALICE (Slack member ids),"
+            " alice@example.com, webhook:ENDPOINT:NAME, or api:TOKEN"
+        )
+    return _lowered(name)
 
 
 def _split(names: str) -> list[str]:

@@ -262,12 +262,12 @@ async def rehearse(conn: Connection) -> None:
     from flow.drive import drive
     from flow.flows import Flows
     from flow.model import CLAIM_FLOW, CLAIM_FLOW_VERSION, Claim, Person, Verdict
-    from flow.policy import Policy
+    from flow.policy import OneTier
     from flow.threads import insert_thread
 
     thread_id = f"rehearsal-{uuid.uuid4()}"
     actor = Person(key="cli:rehearsal", name="rehearsal", names=frozenset({"cli:rehearsal"}), trusted=True)
-    always_ask, flows = Policy(approvers=(), limits={}), Flows([FLOW])
+    always_ask, flows = OneTier(approvers=(), limits={}), Flows([FLOW])
     claim = Claim(amount=Decimal("1.00"), currency="USD").as_input()
     # By hand: psycopg forgets its prepared statements at a rollback that it sees, and they are half of the warmth.
     await conn.execute("BEGIN", prepare=False)

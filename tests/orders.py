@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from flow.model import Claim, Person, Verdict
-from flow.policy import Policy, Tier
+from flow.policy import OneTier, Tier
 from tests.people import ALICE, BOB, ONE_OF_THREE, POLICY, TWO_OF_THREE
 
 # What a claim needs, by its amount: nothing, one approval, one in time, two people, one after the other.
@@ -26,7 +26,7 @@ TIERS: Mapping[str, tuple[Tier, ...]] = {
 STALE = "0" * 64
 
 
-class PolicyByAmount(Policy):
+class PolicyByAmount(OneTier):
     def tiers_of(self, claim: Claim) -> tuple[Tier, ...]:
         return TIERS[str(claim.amount)]
 

@@ -7,7 +7,7 @@ from flow.approvals import request_approval
 from flow.database import Connection
 from flow.inputs import parse_claim
 from flow.model import CLAIM_FLOW, CLAIM_FLOW_VERSION, Person, Thread, Verdict, request_hash
-from flow.policy import LIMITS, Policy, Tier
+from flow.policy import LIMITS, OneTier, Tier
 
 
 def slack_person(member: str, name: str) -> Person:
@@ -23,7 +23,7 @@ EVE = slack_person("U66EVE", "Eve")
 # At the command line, and the one who starts the tests' claims.
 ANN = Person(key="cli:ann", name="ann", names=frozenset({"cli:ann"}), trusted=True)
 
-POLICY = Policy(approvers=("U01ALICE", "U02BOB", "U03CAROL"), limits=LIMITS)
+POLICY = OneTier(approvers=("U01ALICE", "U02BOB", "U03CAROL"), limits=LIMITS)
 ONE_OF_THREE = Tier(name="approval", approvers=POLICY.approvers)
 TWO_OF_THREE = Tier(name="approval", approvers=POLICY.approvers, required=2)
 

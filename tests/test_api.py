@@ -18,7 +18,7 @@ from flow.drive import drive
 from flow.flows import Flows
 from flow.inputs import parse_claim
 from flow.payments import latest_payments, pay_from_ledger
-from flow.policy import LIMITS, Policy, Tier
+from flow.policy import LIMITS, OneTier, Tier
 from flow.threads import latest_threads
 from flow.tokens import SCOPES, revoke_token
 from tests.api_door import Program, api_in_process, token
@@ -58,7 +58,7 @@ async def test_a_claim_is_filed_driven_decided_and_paid(robot: Program, conn: Co
     made = await robot.post("/api/threads", NEW)
     assert (made.status, made.headers["Location"]) == (201, "/api/threads/t1")
     assert (made.body["status"], made.body["amount"], made.body["requested_by"]) == ("running", "250.00", "api:robot")
-    policy = Policy(approvers=("api:clerk",), limits=LIMITS)
+    policy = OneTier(approvers=("api:clerk",), limits=LIMITS)
     await drive(conn, "t1", flows=flows, policy=policy)
     [waiting] = (await robot.get("/api/approvals", status="pending")).body["items"]
     assert (waiting["thread"], waiting["request"]["amount"]) == ("t1", "250.00")
@@ -231,7 +231,7 @@ async def test_a_token_speaks_for_nobody_else(robot: Program, conn: Connection) 
 
 async def test_a_token_does_not_decide_what_it_filed(robot: Program, conn: Connection, flows: Flows) -> None:
     await robot.post("/api/threads", NEW)
-    await drive(conn, "t1", flows=flows, policy=Policy(approvers=("api:robot",), limits=LIMITS))
+    await drive(conn, "t1", flows=flows, policy=OneTier(approvers=("api:robot",), limits=LIMITS))
     path = f"/api/approvals/{await value(conn, 'SELECT interrupt_id FROM approvals')}/decision"
     assert is_problem(await robot.post(path, {"decision": "approve"}), 403, "of their own")
     # Nor can it file it as somebody else.

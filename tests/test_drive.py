@@ -18,14 +18,14 @@ from flow.errors import DriveFailed, NotApproved, ThreadExists, UnknownThread
 from flow.flows import Flows
 from flow.model import Claim, request_hash
 from flow.pen import Pen
-from flow.policy import Policy, Tier
+from flow.policy import OneTier, Tier
 from tests.driving import CLAIMS, claims_by, everything, graph_of, money, run, thread_row, waiting_claim
 from tests.people import ALICE, ANN, BOB, NO, POLICY, YES, start_claim
 from tests.rows import all_rows, one_row, until, until_blocked, value
 
 
 @dataclass(frozen=True, kw_only=True)
-class TwoTiers(Policy):
+class TwoTiers(OneTier):
     """First the manager, then the director."""
 
     def tiers_of(self, claim: Claim) -> tuple[Tier, ...]:
@@ -170,7 +170,7 @@ async def test_the_second_tier_can_reject_what_the_first_approved(conn: Connecti
 
 async def test_the_policy_of_the_first_drive_stays(conn: Connection, flows: Flows) -> None:
     await waiting_claim(conn, flows)
-    lax = Policy(approvers=("U66EVE",), limits={"USD": Decimal(10**9)})
+    lax = OneTier(approvers=("U66EVE",), limits={"USD": Decimal(10**9)})
     assert await run(conn, flows, policy=lax) == "waiting"
     assert await money(conn) == []
 

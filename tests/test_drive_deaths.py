@@ -20,14 +20,14 @@ from flow.database import Connection, connect
 from flow.drive import drive
 from flow.flows import Flows
 from flow.model import Claim
-from flow.policy import Policy, Tier
+from flow.policy import OneTier, Tier
 from tests.people import ALICE, POLICY, YES, start_claim
 from tests.processes import start_process
 from tests.rows import all_rows, break_table, mend_table, one_row, until, until_blocked, value
 
 
 @dataclass(frozen=True, kw_only=True)
-class LethalPolicy(Policy):
+class LethalPolicy(OneTier):
     """Strikes whenever it is asked, which is between two steps of the flow."""
 
     strike: Callable[[], None]

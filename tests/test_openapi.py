@@ -16,7 +16,7 @@ from bot.openapi import as_page, describe
 from flow.database import Connection
 from flow.drive import drive
 from flow.flows import Flows
-from flow.policy import LIMITS, Policy
+from flow.policy import LIMITS, OneTier
 from tests.api_door import api_in_process, token
 from tests.people import start_claim
 
@@ -34,7 +34,7 @@ expected-statuses = ["400", "401", "403", "404", "405", "406", "413", "415", "42
 async def test_nothing_that_is_sent_breaks_the_api_or_its_description(
     tmp_path: Path, database_url: str, conn: Connection, flows: Flows
 ) -> None:
-    policy = Policy(approvers=("api:robot",), limits=LIMITS)
+    policy = OneTier(approvers=("api:robot",), limits=LIMITS)
     for number in range(3):
         await start_claim(conn, f"t{number}")
         await drive(conn, f"t{number}", flows=flows, policy=policy)

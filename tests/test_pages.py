@@ -26,7 +26,7 @@ from flow.drive import drive
 from flow.flows import Flows
 from flow.inputs import mail_person
 from flow.model import Person
-from flow.policy import LIMITS, Policy, Tier
+from flow.policy import LIMITS, OneTier, Tier
 from flow.sessions import begin_session, end_session, make_login_link
 from tests.browsing import PageSeen, Visitor, pages_in_process, signed_in_at_once
 from tests.command import Terminal
@@ -73,7 +73,7 @@ async def test_alice_signs_in_by_a_link_approves_with_a_reason_and_it_is_paid(
     site: Site, conn: Connection, flows: Flows
 ) -> None:
     await start_claim(conn, amount="1250")
-    policy = Policy(approvers=("U01ALICE",), limits=LIMITS)
+    policy = OneTier(approvers=("U01ALICE",), limits=LIMITS)
     await drive(conn, "t1", flows=flows, policy=policy)
     async with Visitor(site.url) as alice:
         await alice.sign_in(conn, ALICE)
