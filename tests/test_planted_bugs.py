@@ -531,6 +531,7 @@ _COPIED = (
     "tests",
     "claim_flow.py",
     "manifest.yml",
+    "policy.example.toml",
     "pyproject.toml",
     "README.md",
     ".env.example",
