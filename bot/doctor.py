@@ -51,6 +51,7 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
     if url is not None:
         yield await _clock(url)
         yield await _locks(url)
+    yield _flows(settings)
     yield _policy(settings)
     yield _payments(settings)
     yield await _model(settings)
@@ -94,6 +95,17 @@ async def _locks(url: str) -> Finding:
     except FlowError as exc:
         return Finding(what="locks", ok=False, found=str(exc), fix="connect to the server itself, not to a pooler")
     return Finding(what="locks", ok=True, found="they hold through this connection")
+
+
+def _flows(settings: Settings) -> Finding:
+    # LangGraph costs a second, and no other check needs it.
+    from flow.flows import load_flows
+
+    try:
+        found = ", ".join(load_flows(settings.flow_modules).keys)
+    except FlowError as exc:
+        return Finding(what="flows", ok=False, found=str(exc), fix="correct the module, or FLOWS")
+    return Finding(what="flows", ok=True, found=found)
 
 
 def _policy(settings: Settings) -> Finding:

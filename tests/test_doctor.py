@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from decimal import Decimal
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from pydantic import SecretStr
 from bot import doctor
 from bot.doctor import Finding, examine
 from flow.settings import Settings
+from tests.command import ROOT
 from tests.model_server import KEY, FaultyModel, advice, content, error
 
 SCOPES = "chat:write,channels:history,groups:history"
@@ -72,7 +74,7 @@ async def test_where_all_is_well_nothing_is_wrong(database_url: str, slack: Slac
     found = await findings(settings_at(database_url, slack))
     assert [finding.what for finding in found.values() if not finding.ok] == []
     assert list(found) == [
-        *("database", "clock", "locks", "policy", "payments", "model"),
+        *("database", "clock", "locks", "flows", "policy", "payments", "model"),
         *("Slack token", "Slack scopes", "SLACK_CHANNEL", "SLACK_OPS_CHANNEL", "SLACK_APP_TOKEN"),
     ]
     assert found["policy"].found == "over 100 USD, and in any other currency, one of U01ALICE"
@@ -141,6 +143,27 @@ async def test_slack_without_approvers_is_wrong_and_the_command_line_without_the
     policy = (await findings(settings_at(database_url, slack, approvers="")))["policy"]
     assert (policy.ok, "APPROVERS" in policy.fix) == (False, True)
     assert (await findings(settings_at(database_url)))["policy"].ok
+
+
+async def test_a_policy_file_is_told_or_what_is_wrong_with_it(database_url: str, tmp_path: Path) -> None:
+    path = tmp_path / "rules.toml"
+    given: dict[str, Any] = {"approvers": "", "policy_file": path}
+    path.write_text((ROOT / "policy.example.toml").read_text())
+    told = (await findings(settings_at(database_url, **given)))["policy"]
+    assert told.ok and "vp: 2 of U03DANA, U04EMIL, webhook:acme:carol, within 7 days" in told.found
+    path.write_text('[[tiers]]\nname = "all"\napprovers = []\n')
+    told = (await findings(settings_at(database_url, **given)))["policy"]
+    assert (told.ok, "all: nobody but the command line" in told.found) == (False, True)
+    path.write_text("tiers = 1")
+    told = (await findings(settings_at(database_url, **given)))["policy"]
+    assert (told.ok, str(path) in told.found) == (False, True)
+
+
+async def test_flows_are_named_or_what_is_wrong_with_them(database_url: str) -> None:
+    found = (await findings(settings_at(database_url)))["flows"]
+    assert found.ok and found.found.startswith("claims@1, approval@1, tiered@1")
+    wrong = (await findings(settings_at(database_url, flows="flow.claims,no.such_module")))["flows"]
+    assert (wrong.ok, "no.such_module cannot be imported" in wrong.found) == (False, True)
 
 
 async def test_a_model_that_answers_is_fine_and_one_that_does_not_is_said(database_url: str) -> None:
