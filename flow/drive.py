@@ -1,4 +1,4 @@
-"""`drive`: take a thread as far as it can go now. The only caller of LangGraph.
+"""`drive`: take a thread as far as it can go now. With `flow.run` the only caller of LangGraph.
 
 Recovery is not a special path: a drive looks at the checkpoint and goes on from there, whoever died before.
 
@@ -18,20 +18,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Literal
 
 import psycopg
-from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.types import Command, Interrupt, StateSnapshot
 from psycopg import errors
 
-from flow import effects, notices, payments, threads
+from flow import notices, payments, threads
 from flow.approvals import approval_of, approvals_of, request_approval, supersede
-from flow.asking import PROGRESS
 from flow.assess import Adviser
 from flow.database import Connection, Lock, connect, exclusively
 from flow.errors import (
@@ -51,21 +48,17 @@ from flow.errors import (
     UnstorableState,
 )
 from flow.events import facts_of_thread, record_events
-from flow.flows import Flow, Flows, Serializer, check_kept, settled_the_same
+from flow.flows import Flow, Flows, settled_the_same
 from flow.inputs import storable
 from flow.model import Approval, Thread
 from flow.pen import Pen
 from flow.policy import Policy
 from flow.providers import Provider
 from flow.questions import answer_to
+from flow.run import Run
 
 # How a drive ends, unless a step failed and will be tried again.
 Outcome = Literal["locked", "waiting", "over", "stuck", "unavailable", "unfinished"]
-
-# However fast a flow tells how far it is, its row has it this often.
-_BETWEEN_PROGRESS_S = 0.25
-# LangGraph's own limit is a guard against graphs that never end. Ours is that a drive is counted, and steps go on.
-_MOST_STEPS = 1_000_000
 
 # Trying again would change nothing.
 _FINAL = (
@@ -140,7 +133,7 @@ async def _drive_locked(pen: Pen, thread_id: str, flows: Flows, slice_s: float) 
     flow = flows.of(thread)
     if flow is None:
         return await _set_aside(pen, thread_id)
-    run = _Run(flow, pen, thread_id, until=asyncio.get_running_loop().time() + slice_s)
+    run = Run(flow, pen, thread_id, until=asyncio.get_running_loop().time() + slice_s)
     state = await run.look()
     while True:
         try:
@@ -159,7 +152,7 @@ async def _drive_locked(pen: Pen, thread_id: str, flows: Flows, slice_s: float) 
         state, thread = place, await threads.thread_of(conn, thread_id)
 
 
-async def _step(run: _Run, pen: Pen, thread: Thread, state: StateSnapshot) -> StateSnapshot | Outcome:
+async def _step(run: Run, pen: Pen, thread: Thread, state: StateSnapshot) -> StateSnapshot | Outcome:
     """Take the one step that the thread's state calls for: the state after it, or how the drive ends."""
     if state.created_at is None:
         return await run.on(run.flow.begin(thread))
@@ -176,114 +169,6 @@ async def _step(run: _Run, pen: Pen, thread: Thread, state: StateSnapshot) -> St
         return await _close(pen, thread) or state
     await run.check_end()
     return await _close_with_result(pen, run.flow, thread, state) or state
-
-
-class _Saver(AsyncPostgresSaver):
-    """A step's results and its checkpoint are written side by side: whichever is first, it is refused in our words."""
-
-    async def aput(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
-        for value in checkpoint["channel_values"].values():
-            check_kept(value)
-        return await super().aput(config, checkpoint, metadata, new_versions)
-
-
-class _Run:
-    """The graph of one drive, with its saver; notices when LangGraph does not move.
-
-    `stopped`: there is more to do, and the time of this drive is over.
-    """
-
-    def __init__(self, flow: Flow, pen: Pen, thread_id: str, *, until: float) -> None:
-        saver = _Saver(pen.conn, serde=Serializer())
-        saver.lock = pen.lock
-        self.flow, self.stopped, self._saver = flow, False, saver
-        self._graph = flow.compile().copy({"checkpointer": saver})
-        self._has_inner = any(True for _ in self._graph.get_subgraphs())
-        self._pen, self._thread_id, self._until = pen, thread_id, until
-        self._config: RunnableConfig = {"configurable": {"thread_id": thread_id}, "recursion_limit": _MOST_STEPS}
-        self._place: tuple[object, ...] = ()
-        self._has_caught_up = False
-        self._progress: list[int] | None = None
-        self._progress_at = 0.0
-
-    async def look(self) -> StateSnapshot:
-        state: StateSnapshot = await self._graph.aget_state(self._config)
-        return state
-
-    async def check_end(self) -> None:
-        """Raise NodeGone if it has not ended at all: what LangGraph has no node for, it takes for done."""
-        last = await self._saver.aget_tuple(self._config)
-        if last is not None and last.pending_writes:
-            raise NodeGone
-
-    async def check_answered(self) -> None:
-        """The same for a question that was asked within an inner graph."""
-        if self._has_inner and _is_gone(await self._graph.aget_state(self._config, subgraphs=True)):
-            raise NodeGone
-
-    def leaves_behind(self, state: StateSnapshot) -> bool:
-        """Whether a branch beside those that ask has failed or was killed: it runs again before the thread waits.
-
-        Once in a drive: of a branch that returned nothing LangGraph does not say that it has ended.
-        """
-        behind = not self._has_caught_up and any(not task.interrupts and task.result is None for task in state.tasks)
-        if behind:
-            self._has_caught_up, self._place = True, ()
-        return behind
-
-    async def on(self, input: Any) -> StateSnapshot:
-        """Run until the next pause, or until this drive's time is over. Raises RuntimeError if that changed nothing:
-        LangGraph ignores what it does not know, such as an answer to an interrupt that is gone, and would do so for
-        ever."""
-        with effects.recorded_by(self._pen):
-            stream: Any = self._graph.astream(
-                input, self._config, context=self._pen, durability="sync", stream_mode=["tasks", "custom"]
-            )
-            async with contextlib.aclosing(stream):
-                await self._follow(stream)
-        await self._keep_progress()
-        state = await self.look()
-        place = (state.config["configurable"].get("checkpoint_id"), *(i.id for i in state.interrupts))
-        if place == self._place:
-            raise RuntimeError("the flow did not move on")
-        self._place = place
-        return state
-
-    async def _follow(self, stream: AsyncIterator[Any]) -> None:
-        """A task is announced before its step begins, and again with its result when it has ended."""
-        clock = asyncio.get_running_loop().time
-        moved = False
-        async for mode, event in stream:
-            if mode == "tasks" and "input" not in event:
-                moved = True
-            elif mode == "tasks" and moved and clock() >= self._until:
-                # All that was done is saved, and nothing of this step has begun.
-                self.stopped = True
-                return
-            elif mode == "custom" and isinstance(event, dict) and PROGRESS in event:
-                self._progress = event[PROGRESS]
-                if clock() >= self._progress_at:
-                    await self._keep_progress()
-
-    async def _keep_progress(self) -> None:
-        if self._progress is None:
-            return
-        (done, total), self._progress = self._progress, None
-        self._progress_at = asyncio.get_running_loop().time() + _BETWEEN_PROGRESS_S
-        async with self._pen.tx() as conn:
-            await threads.keep_progress(conn, self._thread_id, done, total)
-
-
-def _is_gone(state: StateSnapshot) -> bool:
-    """Whether a task waits for something that the graph within it does not know."""
-    inner = [task.state for task in state.tasks if task.interrupts and isinstance(task.state, StateSnapshot)]
-    return any(not within.interrupts or _is_gone(within) for within in inner)
 
 
 async def _answers_or_wait(

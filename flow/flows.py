@@ -17,15 +17,14 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Interrupt
 from pydantic import BaseModel, ValidationError
 
 from flow.asking import Request
-from flow.errors import BadInput, NoResult, SettingError, Unaskable, UnknownFlow, UnstorableState
-from flow.inputs import storable_value
+from flow.errors import BadInput, NoResult, SettingError, Unaskable, UnknownFlow
+from flow.keeping import unkept
 from flow.model import Approval, Thread, flow_key
 from flow.policy import Policy, Tier
 from flow.questions import question_hash, stored_question
@@ -96,8 +95,6 @@ class Flow:
         Raises SettingError for a graph that brings its own saver, or whose state no checkpoint would give back.
         """
         if self._graph is None:
-            from flow.keeping import unkept
-
             graph = self.built()
             if graph.checkpointer is not None:
                 raise SettingError(
@@ -226,27 +223,6 @@ def _flows_of(module: str) -> Sequence[Flow]:
     if not all(isinstance(flow, Flow) for flow in found):
         raise SettingError(f"FLOWS: {module} has no FLOW: give it one, `FLOW = Flow(name=…, …)`, or several in FLOWS")
     return tuple(found)
-
-
-class Serializer(JsonPlusSerializer):
-    """LangGraph's own, but what the saver could not store is refused when a node returns it, and named.
-
-    Text and floats stand in the checkpoint's JSON, which Postgres refuses with NUL, lone surrogates, NaN and infinity:
-    the step's results would be stored, its checkpoint not, and the thread be dead.
-    """
-
-    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
-        check_kept(obj)
-        try:
-            return super().dumps_typed(obj)
-        except (TypeError, ValueError, RecursionError) as exc:
-            raise UnstorableState(f"a node returned or asked what no checkpoint can hold ({exc})") from exc
-
-
-def check_kept(value: Any) -> None:
-    """Raise UnstorableState for what a checkpoint's JSON cannot hold."""
-    if isinstance(value, str | float) and not storable_value(value):
-        raise UnstorableState(f"a node returned {value!a:.60}, which no checkpoint can hold")
 
 
 def settled_the_same(asked: Asked, approval: Approval) -> bool:

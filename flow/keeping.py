@@ -2,7 +2,7 @@
 
 A sample of each type that the state's annotations name is written and read again. What comes back as something else,
 or not at all, is named. LangGraph's strict reading (LANGGRAPH_STRICT_MSGPACK) is the one that counts: it makes no class
-of a flow's own, and is to become the default. NUL and NaN no annotation shows: `flows.Serializer` refuses them.
+of a flow's own, and is to become the default. NUL and NaN no annotation shows: `saver.Serializer` refuses them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from langgraph.channels import UntrackedValue
 from langgraph.pregel import Pregel
 from pydantic import BaseModel
 
-from flow.flows import Serializer
+from flow.errors import UnstorableState
+from flow.saver import Serializer
 
 _SAMPLES: dict[Any, Any] = {
     str: "x", int: 1, float: 1.5, bool: True, NoneType: None, bytes: b"x", complex: 1j, range: range(1),
@@ -89,8 +90,8 @@ def _becomes(annotation: Any) -> str | None:
         for sample in _samples(annotation):
             try:
                 back = serializer.loads_typed(serializer.dumps_typed(sample))
-            except (TypeError, ValueError, AttributeError) as exc:
-                return f"no checkpoint can hold ({exc})"
+            except (UnstorableState, TypeError, ValueError, AttributeError) as exc:
+                return f"no checkpoint can hold ({exc.__cause__ or exc})"
             if changed := _changed(sample, back):
                 return "comes back as " + changed
     return None

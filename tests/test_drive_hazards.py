@@ -12,10 +12,10 @@ from langgraph.types import Command
 from flow import claims, threads
 from flow.approvals import approval_of, decide
 from flow.database import Connection
-from flow.drive import _Run
 from flow.errors import DriveFailed, NotApproved
 from flow.flows import Flows
 from flow.pen import Pen
+from flow.run import Run
 from tests.driving import everything, graph_of, money, on, renamed, run, thread_row, waiting_claim
 from tests.orders import POLICY_BY_AMOUNT
 from tests.people import ALICE, ANN, POLICY, YES, start_claim
@@ -298,7 +298,7 @@ async def test_an_answer_to_an_interrupt_that_langgraph_does_not_know_is_an_erro
     await waiting_claim(conn, flows)
     pen = Pen(conn=conn, policy=POLICY)
     [flow] = flows
-    runs = _Run(flow, pen, "t1", until=math.inf)
+    runs = Run(flow, pen, "t1", until=math.inf)
     before = await all_rows(conn, "SELECT checkpoint_id FROM checkpoints ORDER BY 1")
     with pytest.raises(RuntimeError, match="did not move"):
         for _ in range(2):

@@ -489,7 +489,7 @@ BUGS = [
     ),
     Bug(
         name="a slice ends inside a step",
-        file="flow/drive.py",
+        file="flow/run.py",
         old='elif mode == "tasks" and moved and clock() >= self._until:',
         new="elif moved and clock() >= self._until:",
         tests="test_flows.py",
@@ -510,7 +510,7 @@ BUGS = [
     ),
     Bug(
         name="what no checkpoint holds is stored by halves",
-        file="flow/drive.py",
+        file="flow/saver.py",
         old="            check_kept(value)\n",
         new="            pass\n",
         tests="test_keeping.py",
