@@ -22,6 +22,7 @@ from flow.model import Claim
 from flow.policy import LIMITS, in_words, policy_of
 from flow.providers import provider_of
 from flow.settings import Settings
+from flow.starting import Checker
 
 _NO_ANSWER = (SlackApiError, aiohttp.ClientError, TimeoutError, OSError)
 
@@ -51,7 +52,7 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
     if url is not None:
         yield await _clock(url)
         yield await _locks(url)
-    yield _flows(settings)
+    yield await _flows()
     yield _policy(settings)
     yield _payments(settings)
     yield await _model(settings)
@@ -97,15 +98,14 @@ async def _locks(url: str) -> Finding:
     return Finding(what="locks", ok=True, found="they hold through this connection")
 
 
-def _flows(settings: Settings) -> Finding:
-    # LangGraph costs a second, and no other check needs it.
-    from flow.flows import load_flows
-
+async def _flows() -> Finding:
+    checker = Checker()
     try:
-        found = ", ".join(load_flows(settings.flow_modules).keys)
+        return Finding(what="flows", ok=True, found=", ".join(await checker.names()))
     except FlowError as exc:
         return Finding(what="flows", ok=False, found=str(exc), fix="correct the module, or FLOWS")
-    return Finding(what="flows", ok=True, found=found)
+    finally:
+        await checker.close()
 
 
 def _policy(settings: Settings) -> Finding:

@@ -105,6 +105,14 @@ class Checker:
             raise BadInput(answer["name"], answer["value"], answer["expected"])
         raise NotChecked(flow, answer["why"])
 
+    async def names(self) -> tuple[str, ...]:
+        """Of all flows that can be started. Raises NotChecked."""
+        try:
+            await self.filed("", {})
+        except UnknownFlow as exc:
+            return exc.known
+        raise AssertionError("a flow without a name")
+
     async def close(self) -> None:
         """End the process, if there is one."""
         process, self._process = self._process, None

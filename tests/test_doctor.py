@@ -159,10 +159,11 @@ async def test_a_policy_file_is_told_or_what_is_wrong_with_it(database_url: str,
     assert (told.ok, str(path) in told.found) == (False, True)
 
 
-async def test_flows_are_named_or_what_is_wrong_with_them(database_url: str) -> None:
+async def test_flows_are_named_or_what_is_wrong_with_them(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = (await findings(settings_at(database_url)))["flows"]
-    assert found.ok and found.found.startswith("claims@1, approval@1, tiered@1")
-    wrong = (await findings(settings_at(database_url, flows="flow.claims,no.such_module")))["flows"]
+    assert found.ok and found.found.startswith("approval, batch, claims, fan-out")
+    monkeypatch.setenv("FLOWS", "flow.claims,no.such_module")
+    wrong = (await findings(settings_at(database_url)))["flows"]
     assert (wrong.ok, "no.such_module cannot be imported" in wrong.found) == (False, True)
 
 
