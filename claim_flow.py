@@ -146,6 +146,30 @@ def resume(
 
 @cli.command()
 @_thread
+@click.option("--reason", default="", metavar="TEXT", help="Why; shown and stored.")
+@_json
+def withdraw(thread_id: str, reason: str, as_json: bool) -> None:
+    """Take back what a thread waits for: nobody needs to decide it, and a claim ends unpaid."""
+    from flow import inputs
+    from flow.model import Person
+
+    inputs.parse_thread_id(thread_id)
+    why = inputs.parse_text("--reason", reason, inputs.MAX_NOTE)
+    user = _user()
+    person = Person(key=user, name=user, names=frozenset({user}), trusted=True)
+
+    async def run(settings: Settings) -> None:
+        from flow import approvals
+
+        async with _database(settings) as (url, conn):
+            await approvals.withdraw(conn, thread_id, person, why)
+            await _advance_and_report(settings, url, conn, thread_id, as_json=as_json)
+
+    _run(run)
+
+
+@cli.command()
+@_thread
 @_json
 def retry(thread_id: str, as_json: bool) -> None:
     """Drive a thread that is stuck or put off once more, now: when what stopped it is mended."""

@@ -285,6 +285,20 @@ async def show_thread(call: Call) -> Answer:
     return Answer(status=200, body=await on_pool(call.pool, look))
 
 
+async def withdraw_thread(call: Call) -> Answer:
+    token, asked = call.token, call.body
+    assert token is not None
+    thread_id = inputs.parse_thread_id(call.request.match_info["thread"])
+    reason = inputs.parse_text("reason", asked.reason, inputs.MAX_NOTE)
+
+    async def take_back(conn: Connection) -> dict[str, Any]:
+        await approvals.withdraw(conn, thread_id, _person_of(token, None), reason)
+        [story] = await stories_of(conn, [await threads.thread_of(conn, thread_id)])
+        return story.as_json()
+
+    return Answer(status=200, body=await on_pool(call.pool, take_back))
+
+
 # Approvals and decisions
 
 
@@ -480,6 +494,17 @@ ROUTES: Sequence[Route] = (
         handler=show_thread,
         answer=shapes.Thread,
         refusals=(404, 422),
+    ),
+    Route(
+        method="POST",
+        path="/threads/{thread}/withdrawal",
+        name="withdrawThread",
+        summary="Take back what a thread waits for, by the token that asked for it.",
+        scope="start",
+        handler=withdraw_thread,
+        body=shapes.Withdrawal,
+        answer=shapes.Thread,
+        refusals=(404, 409, 413, 415, 422),
     ),
     Route(
         method="GET",

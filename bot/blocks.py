@@ -36,7 +36,7 @@ from bot.kit import (
     safe,
     told,
 )
-from bot.questions import ending_of, has_form, question_blocks, subject_of
+from bot.questions import by_whom, ending_of, has_form, question_blocks, subject_of
 from flow.advice import advice_in_words
 from flow.model import Advice, Approval, Decision, Payment, Thread, VerdictName
 from flow.questions import Question, question_of
@@ -309,7 +309,7 @@ def _outcome_lines(approval: Approval, thread: Thread, payment: Payment | None) 
     if thread.status == "stuck":
         return ["⚠️ Not paid: the thread is stuck, and somebody must look at it."]
     if approval.status in ("rejected", "expired", "withdrawn", "superseded"):
-        return [f"Nothing was paid: {approval.status}."]
+        return [f"Nothing was paid: {approval.status}{by_whom(approval)}."]
     return []
 
 

@@ -63,9 +63,17 @@ def ending_of(approval: Approval, thread: Thread) -> list[str]:
         return [f"⚠️ The thread is {thread.status}, and somebody must look at it{why}"]
     return {
         "expired": ["Nobody decided it in time."],
-        "withdrawn": ["It was withdrawn."],
+        "withdrawn": [f"It was withdrawn{by_whom(approval)}."],
         "superseded": ["Its flow no longer waits for it."],
     }.get(approval.status, [])
+
+
+def by_whom(approval: Approval) -> str:
+    """Who took a request back, and why, to follow its status; empty if nobody did."""
+    if approval.withdrawn_by is None:
+        return ""
+    why = f" ({safe(approval.withdrawn_why, _REASON)})" if approval.withdrawn_why else ""
+    return f" by {safe(approval.withdrawn_by, _LABEL)}{why}"
 
 
 def has_form(question: Question) -> bool:

@@ -67,6 +67,12 @@ class NewThread(_Request):
     )
 
 
+class Withdrawal(_Request):
+    """Why a request is taken back."""
+
+    reason: str = Field(default="", max_length=MAX_NOTE)
+
+
 class ActionAnswer(_Request):
     """What becomes of one action: `edit` brings `args`, `respond` a `message`, and `reject` may bring one."""
 
@@ -175,6 +181,7 @@ class Approval(BaseModel):
     requested_at: datetime
     expires_at: datetime | None
     settled_at: datetime | None
+    withdrawn_by: str | None
     decisions: list[Decision]
 
 

@@ -16,7 +16,7 @@ from psycopg.types.json import Jsonb
 
 from flow import mails, notices, threads
 from flow.database import Connection, Page, newest
-from flow.errors import AlreadyDecided, ApprovalExpired, NotAllowed, StaleRequest, UnknownApproval
+from flow.errors import AlreadyDecided, ApprovalExpired, NotAllowed, NothingToDecide, StaleRequest, UnknownApproval
 from flow.events import facts_of_approval, record_events
 from flow.model import Approval, Decision, EventType, Person, Thread, Verdict
 from flow.policy import Tier, is_requester, names_person
@@ -24,7 +24,7 @@ from flow.questions import bare, canonical, checked_answer, question_of
 
 _COLUMNS = sql.SQL(
     "interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers, required, status, requested_at,"
-    " expires_at, settled_at"
+    " expires_at, settled_at, withdrawn_by, withdrawn_why"
 )
 
 
@@ -196,6 +196,42 @@ async def expire_overdue(conn: Connection, *, limit: int = 100) -> int:
     return len(expired)
 
 
+async def withdraw(conn: Connection, thread_id: str, person: Person, reason: str = "") -> None:
+    """Take back what a thread waits for, in a transaction of its own: its flow hears of it, and a claim ends unpaid.
+
+    Whoever asked may, and the command line. Safe to repeat: what was taken back before is a success that records
+    nothing. Raises NotAllowed, NothingToDecide, UnknownThread.
+    """
+    async with conn.transaction():
+        thread = await threads.thread_of(conn, thread_id)
+        if not person.trusted and not is_requester(thread.requested_by, person):
+            raise NotAllowed(person.name, "only whoever asked for it takes a request back")
+        rows = await conn.execute(
+            sql.SQL(
+                "UPDATE approvals SET status = 'withdrawn', settled_at = clock_timestamp(), withdrawn_by = %s,"
+                " withdrawn_why = %s WHERE interrupt_id IN (SELECT interrupt_id FROM approvals"
+                " WHERE thread_id = %s AND status = 'pending' ORDER BY interrupt_id FOR UPDATE) RETURNING {}"
+            ).format(_COLUMNS),
+            (person.key, reason, thread_id),
+        )
+        withdrawn = await _with_decisions(conn, await rows.fetchall())
+        if not withdrawn:
+            await _check_withdrawn(conn, thread)
+            return
+        for approval in withdrawn:
+            await notices.change_card(conn, approval.interrupt_id)
+            await _record_events(conn, approval, "approval.withdrawn")
+        await threads.wake(conn, thread_id)
+
+
+async def _check_withdrawn(conn: Connection, thread: Thread) -> None:
+    """Pass if the last request of the thread was taken back before."""
+    asked = (await approvals_of(conn, [thread.thread_id]))[thread.thread_id]
+    if not asked or asked[-1].status != "withdrawn":
+        was = f"its last request was {asked[-1].status}" if asked else f"it is {thread.status}"
+        raise NothingToDecide(thread.thread_id, was)
+
+
 def check_person(approval: Approval, person: Person) -> None:
     """Raise NotAllowed, which says why, unless the policy lets this person decide this approval."""
     if person.trusted:
@@ -224,9 +260,8 @@ def _check_same(approval: Approval, verdict: Verdict) -> None:
         return
     if approval.status == "expired" and approval.settled_at is not None:
         raise ApprovalExpired(approval.interrupt_id, approval.expires_at or approval.settled_at)
-    raise AlreadyDecided(
-        approval.interrupt_id, approval.status, by.person_name if by else "the flow", approval.settled_at
-    )
+    who = by.person_name if by else approval.withdrawn_by or "the flow"
+    raise AlreadyDecided(approval.interrupt_id, approval.status, who, approval.settled_at)
 
 
 async def _check_time(conn: Connection, approval: Approval) -> None:

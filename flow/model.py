@@ -18,6 +18,7 @@ EventType = Literal[
     "approval.voted",
     "approval.decided",
     "approval.expired",
+    "approval.withdrawn",
     "payment.paid",
     "payment.unknown",
     "thread.done",
@@ -130,6 +131,9 @@ class Approval:
     requested_at: datetime
     expires_at: datetime | None
     settled_at: datetime | None
+    # The key of whoever took the request back.
+    withdrawn_by: str | None = None
+    withdrawn_why: str = ""
     decisions: tuple[Decision, ...] = ()
 
     @property

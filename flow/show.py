@@ -126,7 +126,8 @@ def in_words(story: Story) -> str:
             ]
         )
     if thread.status in ("rejected", "expired", "withdrawn"):
-        return f"{head} is {thread.status}, nothing is paid{_decided(approval)}"
+        taken_back = f" ({withdrawn_in_words(approval)})" if approval and approval.withdrawn_by else ""
+        return f"{head} is {thread.status}, nothing is paid{taken_back or _decided(approval)}"
     why = f": {visible(thread.reason)}" if thread.reason else ""
     later = f"; the next try is at {_when(thread.due_at)}" if thread.put_off else ""
     return f"{head} is {thread.status}{why}{later}"
@@ -187,6 +188,7 @@ def print_story(story: Story) -> None:
         _add_question(row, question_of(approval.request))
         row("approvers", ", ".join(approval.approvers) or "nobody but the command line")
         row("expires", _when(approval.expires_at))
+        row("withdrawn", withdrawn_in_words(approval))
         for decision in approval.decisions:
             reason = f": {decision.reason}" if decision.reason else ""
             who = f"{decision.person_name} ({decision.person}, {decision.door})"
@@ -240,6 +242,7 @@ def approval_as_json(approval: Approval) -> dict[str, Any]:
         "requested_at": approval.requested_at.isoformat(),
         "expires_at": approval.expires_at and approval.expires_at.isoformat(),
         "settled_at": approval.settled_at and approval.settled_at.isoformat(),
+        "withdrawn_by": approval.withdrawn_by,
         "decisions": [decision_as_json(decision) for decision in approval.decisions],
     }
 
@@ -274,6 +277,14 @@ def payment_in_words(payment: Payment) -> str:
         return f"paid at {_when(payment.paid_at)}, reference {payment.reference}"
     why = f": {payment.reason}" if payment.reason else ""
     return f"{payment.status}, asked {payment.attempts} times under the key {payment.idempotency_key}{why}"
+
+
+def withdrawn_in_words(approval: Approval) -> str:
+    """By whom, and why; empty if it was not taken back."""
+    if approval.withdrawn_by is None:
+        return ""
+    why = f": {visible(approval.withdrawn_why)}" if approval.withdrawn_why else ""
+    return f"withdrawn by {visible(approval.withdrawn_by)} at {_when(approval.settled_at)}{why}"
 
 
 def _decided(approval: Approval | None) -> str:

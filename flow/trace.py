@@ -118,7 +118,8 @@ def _of_approval(approval: Approval) -> list[Event]:
             )
         )
     if approval.settled_at and approval.status in ("expired", "withdrawn", "superseded"):
-        events.append(Event(at=approval.settled_at, what=approval.status.capitalize(), tone="bad"))
+        who = f"by {approval.withdrawn_by}: {approval.withdrawn_why}".rstrip(": ") if approval.withdrawn_by else ""
+        events.append(Event(at=approval.settled_at, what=approval.status.capitalize(), detail=who, tone="bad"))
     return events
 
 
