@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import operator
 import os
@@ -365,6 +366,36 @@ async def test_a_long_flow_is_driven_in_slices_and_each_step_once(conn: Connecti
         assert row == {"attempts": 0, "progress_done": slices, "progress_total": 5, "due": True}
     assert outcomes == ["unfinished"] * 5 + ["over"]
     assert (await thread_of(conn, "t1")).result == [1, 2, 3, 4, 5]
+
+
+async def test_a_slice_lets_every_branch_of_a_step_end(conn: Connection) -> None:
+    worked: list[str] = []
+
+    def quick(state: State) -> State:
+        return {"said": ["quick"]}
+
+    async def slow(state: State) -> State:
+        for done in range(1, 4):
+            progress(done, 3)
+            await asyncio.sleep(0.02)
+        worked.append("slow")
+        return {"said": ["slow"]}
+
+    def build() -> StateGraph[Any, Any, Any, Any]:
+        graph = StateGraph(State)
+        for name, node in {"quick": quick, "slow": slow}.items():
+            graph.add_node(name, node)
+            graph.add_edge(START, name)
+        graph.add_node("end", lambda state: {"result": sorted(state["said"])})
+        graph.add_edge(["quick", "slow"], "end")
+        return graph
+
+    flows = Flows([flow := flow_of(build)])
+    await begin(conn, flow)
+    assert await drive(conn, "t1", flows=flows, policy=POLICY, slice_s=0) == "unfinished"
+    assert worked == ["slow"]
+    assert await drive(conn, "t1", flows=flows, policy=POLICY, slice_s=0) == "over"
+    assert (worked, (await thread_of(conn, "t1")).result) == (["slow"], ["quick", "slow"])
 
 
 async def test_a_slice_never_ends_inside_a_step_of_several(conn: Connection) -> None:
