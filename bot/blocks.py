@@ -8,6 +8,7 @@ https://api.slack.com/reference/interaction-payloads/block-actions
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC
@@ -129,6 +130,18 @@ def reply(approval: Approval, thread: Thread, payment: Payment | None) -> str:
         who = [f"{_title(approval, thread)} by {safe(by.person_name, _NAME)}{said}."] if by else []
         lines = [*who, *ending_of(approval, thread)]
     return " ".join(lines) or f"Thread {thread.thread_id} is {thread.status}."
+
+
+def reminder(approval: Approval) -> str:
+    """The word below the card to those who have not decided yet."""
+    voted = {decision.person for decision in approval.decisions}
+    left = [name for name in approval.approvers if not any(key == name or key.endswith(f"/{name}") for key in voted)]
+    return " ".join([f"⏰ Since {date(approval.requested_at)} this waits for", ", ".join(map(_mention, left)) + "."])
+
+
+def _mention(approver: str) -> str:
+    member = re.fullmatch(r"(?:slack:[TE][A-Z0-9]+/)?([UW][A-Z0-9]{2,})", approver)
+    return f"<@{member[1]}>" if member else safe(approver, _NAME)
 
 
 def alarm(thread: Thread, failures: Sequence[tuple[str, str]]) -> str | None:

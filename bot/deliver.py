@@ -40,7 +40,12 @@ _LONGEST_WAIT_S = 30.0
 _CLOCKS_APART_S = 300.0
 # An attempt to post an alarm that is older than this is not looked for: the channel may be a busy one.
 _LONGEST_DOUBT = timedelta(days=1)
-_EVENTS = {"card": "approval_requested", "reply": "approval_outcome", "alarm": "thread_alarm"}
+_EVENTS = {
+    "card": "approval_requested",
+    "reply": "approval_outcome",
+    "reminder": "approval_reminder",
+    "alarm": "thread_alarm",
+}
 # Slack failed inside, perhaps after it acted.
 _AMBIGUOUS_ERRORS = TROUBLES | {"team_added_to_org"}
 
@@ -213,15 +218,18 @@ class Deliverer:
         return left
 
     async def _say(self, conn: Connection, notice: Notice) -> bool:
-        """Say the outcome below each copy of the card. False if the card is still to be posted."""
+        """Say the outcome, or a reminder, below each copy of the card. False if the card is still to be posted."""
         approval, thread, payment = await _facts(conn, notice)
+        if notice.kind == "reminder" and approval.status != "pending":
+            return True
         copies = await notices.messages_of(conn, approval.interrupt_id)
         if not copies:
             return await notices.card_status(conn, approval.interrupt_id) not in ("pending", "sending")
         for channel, ts in copies:
             # An earlier attempt may have reached this copy, and failed at the next.
             if not (notice.attempt > 1 and await self._has_reply(channel, ts, notice)):
-                text = blocks.reply(approval, thread, payment)
+                is_reminder = notice.kind == "reminder"
+                text = blocks.reminder(approval) if is_reminder else blocks.reply(approval, thread, payment)
                 await self._post(conn, notice, channel, thread_ts=ts, text=text)
         return True
 

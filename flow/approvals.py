@@ -14,7 +14,7 @@ from typing import Any
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from flow import mails, notices, threads
+from flow import mails, notices, reminders, threads
 from flow.database import Connection, Page, newest
 from flow.errors import AlreadyDecided, ApprovalExpired, NotAllowed, NothingToDecide, StaleRequest, UnknownApproval
 from flow.events import facts_of_approval, record_events
@@ -56,6 +56,9 @@ async def request_approval(
     )
     for row in await inserted.fetchall():
         await notices.post_card(conn, interrupt_id, thread.thread_id)
+        if tier.remind_every_s:
+            every_s, hours = tier.remind_every_s, tier.working_hours
+            await reminders.schedule(conn, interrupt_id, row["requested_at"], every_s=every_s, hours=hours)
         await _record_events(conn, _approval(row, ()), "approval.requested")
         await mails.ask_by_mail(conn, interrupt_id, tier.approvers, requested_by=thread.requested_by)
 

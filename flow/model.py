@@ -222,7 +222,7 @@ class Notice:
     """
 
     id: int
-    kind: Literal["card", "reply", "alarm"]
+    kind: Literal["card", "reply", "reminder", "alarm"]
     interrupt_id: str | None
     thread_id: str
     version: int

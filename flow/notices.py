@@ -74,6 +74,16 @@ async def post_reply(conn: Connection, interrupt_id: str, thread_id: str) -> Non
     await ring(conn)
 
 
+async def remind(conn: Connection, interrupt_id: str, thread_id: str) -> None:
+    """Those who have not decided must be reminded, once more."""
+    await conn.execute(
+        "INSERT INTO notices AS n (kind, interrupt_id, thread_id) VALUES ('reminder', %s, %s)"
+        f" ON CONFLICT (interrupt_id, kind) DO UPDATE {_DUE_AGAIN}",
+        (interrupt_id, thread_id),
+    )
+    await ring(conn)
+
+
 async def raise_alarm(conn: Connection, thread_id: str) -> None:
     """The operators must be told that this thread needs them; of a later trouble once more."""
     await conn.execute(

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from flow import inputs
 from flow.errors import BadInput, SettingError, Unaskable
+from flow.hours import Hours
 from flow.model import Claim, Person
 from flow.settings import Settings, approver_name
 
@@ -33,6 +34,9 @@ class Tier:
     approvers: tuple[str, ...]
     required: int = 1
     expires_after_s: float | None = None
+    remind_every_s: float | None = None
+    # When people work, as `flow.hours.Hours` reads it.
+    working_hours: str | None = None
 
 
 class Policy(Protocol):
@@ -113,7 +117,9 @@ def in_words(tier: Tier) -> str:
     """The tier for a person: "vp: 2 of U03DANA, U04EMIL, within 7 days"."""
     who = f"{tier.required} of {', '.join(tier.approvers)}" if tier.approvers else "nobody but the command line"
     within = f", within {_in_words(tier.expires_after_s)}" if tier.expires_after_s else ""
-    return f"{tier.name}: {who}{within}"
+    every = f", reminded every {_in_words(tier.remind_every_s).removeprefix('1 ')}" if tier.remind_every_s else ""
+    hours = f" ({tier.working_hours})" if tier.working_hours else ""
+    return f"{tier.name}: {who}{within}{every}{hours}"
 
 
 def _in_words(seconds: float) -> str:
@@ -169,6 +175,12 @@ def _seconds(text: Any) -> Any:
     return int(match[1]) * {"minute": 60, "hour": 3600, "day": 86_400, "week": 604_800}[match[2]]
 
 
+def _hours(text: str | None) -> str | None:
+    if text is not None:
+        Hours.parse(text)
+    return text
+
+
 def _limits(given: Any) -> Any:
     limits = {}
     for currency, amount in given.items() if isinstance(given, dict) else [(str(given), "")]:
@@ -189,11 +201,15 @@ class _WrittenTier(BaseModel):
     over: Annotated[dict[str, Decimal], BeforeValidator(_limits)] = Field(default_factory=dict)
     required: int = Field(default=1, ge=1, le=100)
     expires_after: Annotated[float | None, BeforeValidator(_seconds)] = None
+    remind_every: Annotated[float | None, BeforeValidator(_seconds)] = None
+    working_hours: Annotated[str | None, AfterValidator(_hours)] = None
 
     @model_validator(mode="after")
     def _can_be_met(self) -> _WrittenTier:
         if 0 < len(set(self.approvers)) < self.required:
             raise ValueError(f"{self.required} of {len(set(self.approvers))} approvers can never be had")
+        if self.working_hours and not self.remind_every:
+            raise ValueError("working_hours are for reminders: say remind_every, too")
         return self
 
     def as_rule(self) -> Rule:
@@ -202,6 +218,8 @@ class _WrittenTier(BaseModel):
             approvers=tuple(dict.fromkeys(self.approvers)),
             required=self.required,
             expires_after_s=self.expires_after,
+            remind_every_s=self.remind_every,
+            working_hours=self.working_hours,
         )
         return Rule(tier=tier, over=self.over)
 

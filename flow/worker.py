@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 
-from flow import approvals, receipts, threads
+from flow import approvals, receipts, reminders, threads
 from flow.database import AWAY, POLL_S, Connection, Lock, connect, wakes
 from flow.errors import DatabaseUnavailable
 from flow.standby import Report, Standby, Zygote
@@ -27,8 +27,8 @@ _BETWEEN_LOOKS_AT_OTHERS_S = 0.25
 
 _BETWEEN_TIDYING_S = 600.0
 
-# How late a thread whose flow has come back is taken up, besides at once by the worker that brings it.
-_BETWEEN_LOOKS_AT_FLOWS_S = 5.0
+# How late people are reminded, and a thread whose flow has come back is taken up, besides at once by who brings it.
+_BETWEEN_LOOKS_AROUND_S = 5.0
 
 # More than a worker can have stand-bys.
 _BATCH = 100
@@ -61,7 +61,7 @@ class Worker:
         # Keys of the flows that its stand-bys drive; the first of them says so.
         self._flows: tuple[str, ...] = ()
         self._tidy_at = 0.0
-        self._look_at_flows_at = 0.0
+        self._looks_around_at = 0.0
         self._looks_again_at = 0.0
         self.ready = 0
 
@@ -172,7 +172,7 @@ class Worker:
             async for connected in waking:
                 if connected != self._connected:
                     log.log(logging.INFO if connected else logging.WARNING, "the database is %s", _AWAY[connected])
-                    self._look_at_flows_at = 0.0
+                    self._looks_around_at = 0.0
                 self._connected = connected
                 if connected:
                     self._look.set()
@@ -196,7 +196,7 @@ class Worker:
         if self._conn is None or self._conn.closed:
             self._conn = await connect(self._url, "door")
         wanting, held_elsewhere = 0, False
-        await self._settle_flows(self._conn)
+        await self._look_around(self._conn)
         for due in await threads.due_threads(
             self._conn, flows=self._flows, drive_timeout_s=self._drive_timeout_s, limit=_BATCH
         ):
@@ -224,12 +224,13 @@ class Worker:
         await self._tidy(self._conn)
         return wanting
 
-    async def _settle_flows(self, conn: Connection) -> None:
-        """Now and then, and when the database is heard again: take up what waited for our flows, and set aside what
-        waits for flows that nobody has."""
+    async def _look_around(self, conn: Connection) -> None:
+        """Now and then, and when the database is heard again: take up what waited for our flows, set aside what waits
+        for flows that nobody has, and have people reminded."""
         now = asyncio.get_running_loop().time()
-        if self._flows and now >= self._look_at_flows_at:
-            self._look_at_flows_at = now + _BETWEEN_LOOKS_AT_FLOWS_S
+        if self._flows and now >= self._looks_around_at:
+            self._looks_around_at = now + _BETWEEN_LOOKS_AROUND_S
+            await reminders.remind_overdue(conn)
             _taken_up, set_aside = await threads.settle_flows(conn, self._flows)
             if set_aside:
                 log.error("%d threads are unavailable: no worker has their flow", set_aside)

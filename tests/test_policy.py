@@ -127,7 +127,10 @@ def test_the_command_says_who_would_be_asked(tmp_path: Path) -> None:
     everybody = terminal.run("policy")
     assert (everybody.code, len(everybody.out.splitlines())) == (0, 2)
     asked = terminal.run("policy", "--amount", "5000")
-    assert asked.out == "manager: 1 of U01ALICE, U02BOB, carol@example.com, within 3 days\n"
+    assert asked.out == (
+        "manager: 1 of U01ALICE, U02BOB, carol@example.com, within 3 days, reminded every day"
+        " (09:00-17:00 Europe/Berlin)\n"
+    )
     assert terminal.run("policy", "--amount", "20").out.startswith("nobody: ")
     [manager, vp] = terminal.run("policy", "--amount", "60000", "--currency", "EUR", "--json").json
     assert (manager["name"], vp["required"]) == ("manager", 2)

@@ -1,0 +1,41 @@
+"""Reminders: of a request that nobody has decided yet, at the hours in which people work.
+
+Each is one row's due time. However long nobody looked at it, an overdue reminder is one reminder.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from flow import notices
+from flow.database import Connection
+from flow.hours import next_reminder
+
+
+async def schedule(
+    conn: Connection, interrupt_id: str, asked_at: datetime, *, every_s: float, hours: str | None
+) -> None:
+    """The first reminder of a new request."""
+    await conn.execute(
+        "UPDATE approvals SET remind_every_s = %s, working_hours = %s, remind_at = %s WHERE interrupt_id = %s",
+        (every_s, hours, next_reminder(asked_at, every_s, hours), interrupt_id),
+    )
+
+
+async def remind_overdue(conn: Connection, *, limit: int = 100) -> int:
+    """Have people reminded of what is due; how many requests. Those that are being decided now are skipped."""
+    async with conn.transaction():
+        rows = await conn.execute(
+            "SELECT interrupt_id, thread_id, remind_every_s, working_hours, clock_timestamp() AS now FROM approvals"
+            " WHERE status = 'pending' AND remind_at <= clock_timestamp()"
+            " ORDER BY remind_at LIMIT %s FOR UPDATE SKIP LOCKED",
+            (limit,),
+        )
+        due = await rows.fetchall()
+        for row in due:
+            await conn.execute(
+                "UPDATE approvals SET remind_at = %s WHERE interrupt_id = %s",
+                (next_reminder(row["now"], row["remind_every_s"], row["working_hours"]), row["interrupt_id"]),
+            )
+            await notices.remind(conn, row["interrupt_id"], row["thread_id"])
+    return len(due)

@@ -1,0 +1,210 @@
+"""Reminders: at the hours in which people work, to those who have not decided, and one for however long it was."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bot import deliver
+from bot.blocks import reminder
+from bot.deliver import Deliverer
+from flow.approvals import approval_of, decide
+from flow.database import Connection
+from flow.errors import SettingError
+from flow.hours import Hours, next_reminder
+from flow.policy import Tier, read_policy
+from flow.reminders import remind_overdue
+from tests.command import Terminal, worker
+from tests.delivering import deliverer_at
+from tests.fault_proxy import FaultProxy
+from tests.local_slack import CHANNEL, LocalSlack, skip_reason
+from tests.people import ALICE, BOB, NO, TWO_OF_THREE, YES, ask
+from tests.rows import all_rows, until, value
+from tests.test_policy import EXAMPLE, written
+
+BERLIN = "09:00-17:00 Europe/Berlin"
+DAILY = replace(TWO_OF_THREE, remind_every_s=86_400.0)
+
+needs_local_slack = pytest.mark.skipif(skip_reason() is not None, reason=skip_reason() or "")
+
+
+# When
+
+
+@pytest.mark.parametrize(
+    ("at", "first"),
+    [
+        # Berlin is an hour ahead of UTC in winter, and two in summer. 30 November 2026 is a Monday.
+        ("2026-11-30T07:59", "2026-11-30T08:00"),
+        ("2026-11-30T08:00", "2026-11-30T08:00"),
+        ("2026-11-30T12:34", "2026-11-30T12:34"),
+        ("2026-11-30T15:59", "2026-11-30T15:59"),
+        ("2026-11-30T16:00", "2026-12-01T08:00"),
+        ("2026-11-30T23:30", "2026-12-01T08:00"),
+        # A weekend, over which clocks are put back, and one over which they are put forward.
+        ("2026-10-23T16:00", "2026-10-26T08:00"),
+        ("2026-10-25T12:00", "2026-10-26T08:00"),
+        ("2026-03-27T16:30", "2026-03-30T07:00"),
+    ],
+)
+def test_the_next_working_hour_is_the_one_on_the_wall(at: str, first: str) -> None:
+    found = Hours.parse(BERLIN).first_from(datetime.fromisoformat(at).replace(tzinfo=UTC))
+    assert found == datetime.fromisoformat(first).replace(tzinfo=UTC)
+
+
+def test_without_hours_it_is_any_time() -> None:
+    asked = datetime(2026, 11, 28, 3, tzinfo=UTC)
+    assert next_reminder(asked, 3600, None) == datetime(2026, 11, 28, 4, tzinfo=UTC)
+    assert next_reminder(asked, 3600, BERLIN) == datetime(2026, 11, 30, 8, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("lines", "wrong"),
+    [
+        ('remind_every = "daily"', "tiers.1.remind_every: write"),
+        ('remind_every = "1 day"\nworking_hours = "9-17"', 'write "09:00-17:00 Europe/Berlin"'),
+        ('remind_every = "1 day"\nworking_hours = "09:00-17:00 Europe/Atlantis"', "is no time zone"),
+        ('remind_every = "1 day"\nworking_hours = "09:00-17:00 ../../etc/passwd"', "write"),
+        ('remind_every = "1 day"\nworking_hours = "17:00-09:00 UTC"', "it must end later than it starts"),
+        (f'working_hours = "{BERLIN}"', "say remind_every, too"),
+    ],
+)
+def test_reminders_that_are_unclear_are_refused(tmp_path: Path, lines: str, wrong: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        read_policy(written(tmp_path, f'[[tiers]]\nname = "a"\napprovers = []\n{lines}\n'))
+    assert wrong in str(caught.value)
+
+
+def test_the_example_reminds() -> None:
+    tier = read_policy(EXAMPLE).rules[0].tier
+    assert (tier.remind_every_s, tier.working_hours) == (86_400, BERLIN)
+
+
+# The clock
+
+
+async def due_now(conn: Connection, interval: str = "1 second") -> None:
+    await conn.execute("UPDATE approvals SET remind_at = clock_timestamp() - %s::interval", (interval,))
+
+
+async def reminders(conn: Connection) -> list[dict[str, Any]]:
+    return await all_rows(conn, "SELECT version, status FROM notices WHERE kind = 'reminder'")
+
+
+async def test_the_first_is_due_after_its_time_and_each_after_the_one_before(conn: Connection) -> None:
+    await ask(conn, tier=DAILY)
+    assert await value(conn, "SELECT remind_at - requested_at = interval '1 day' FROM approvals")
+    assert await remind_overdue(conn) == 0
+    await due_now(conn)
+    assert await remind_overdue(conn) == 1
+    assert await reminders(conn) == [{"version": 1, "status": "pending"}]
+    in_s = await value(conn, "SELECT extract(epoch FROM remind_at - clock_timestamp())::float8 FROM approvals")
+    assert 86_390 < in_s <= 86_400
+
+
+async def test_after_a_week_nobody_was_there_it_is_one_reminder_and_not_seven(conn: Connection) -> None:
+    await ask(conn, tier=DAILY)
+    await due_now(conn, "7 days")
+    assert [await remind_overdue(conn) for _ in range(3)] == [1, 0, 0]
+    assert await reminders(conn) == [{"version": 1, "status": "pending"}]
+
+
+@pytest.mark.parametrize("verdict", [YES, NO])
+async def test_what_is_decided_reminds_nobody(conn: Connection, verdict: Any) -> None:
+    interrupt_id = await ask(conn, tier=replace(DAILY, required=1))
+    await due_now(conn)
+    await decide(conn, interrupt_id, ALICE, verdict)
+    assert await remind_overdue(conn) == 0
+    assert await reminders(conn) == []
+
+
+async def test_a_tier_without_reminders_has_none(conn: Connection) -> None:
+    await ask(conn)
+    assert await value(conn, "SELECT remind_at FROM approvals") is None
+
+
+async def test_two_clocks_remind_once(conn: Connection, crowd: list[Connection]) -> None:
+    for number in range(6):
+        await ask(conn, f"t{number}", tier=DAILY)
+    await due_now(conn)
+    async with conn.transaction():
+        assert await remind_overdue(conn, limit=3) == 3
+        # The others are skipped, not waited for.
+        assert await remind_overdue(crowd[0]) == 3
+    assert await remind_overdue(crowd[1]) == 0
+    assert len(await reminders(conn)) == 6
+
+
+async def test_a_worker_reminds(conn: Connection, database_url: str, tmp_path: Path) -> None:
+    await ask(conn, tier=DAILY)
+    await due_now(conn)
+    async with worker(Terminal(tmp_path, DATABASE_URL=database_url), conn):
+
+        async def reminded() -> bool:
+            return bool(await reminders(conn))
+
+        await until(reminded, within_s=30)
+
+
+# What is said
+
+
+async def test_it_names_those_who_have_not_decided(conn: Connection) -> None:
+    approvers = ("U01ALICE", "slack:T02OTHER/U02BOB", "carol@example.com", "<!here>")
+    interrupt_id = await ask(conn, tier=Tier(name="approval", approvers=approvers, required=2))
+    said = reminder(await approval_of(conn, interrupt_id))
+    assert said.startswith("⏰ Since <!date^")
+    assert said.endswith(" this waits for <@U01ALICE>, <@U02BOB>, carol@example.com, &lt;!here&gt;.")
+    await decide(conn, interrupt_id, ALICE, YES)
+    assert "U01ALICE" not in reminder(await approval_of(conn, interrupt_id))
+
+
+@pytest.fixture
+def slack() -> Iterator[LocalSlack]:
+    with LocalSlack(request_url="http://127.0.0.1:9/") as running:
+        yield running
+
+
+@pytest.fixture
+async def proxy(slack: LocalSlack, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FaultProxy]:
+    monkeypatch.setattr(deliver, "_BETWEEN_POSTS_S", 0.0)
+    async with FaultProxy(slack.ui_url) as running:
+        yield running
+
+
+async def below_cards(slack: LocalSlack) -> list[str]:
+    return [message["text"] for message in await slack.messages(CHANNEL) if message["text"].startswith("⏰")]
+
+
+async def sweep(proxy: FaultProxy, conn: Connection) -> tuple[int, int]:
+    async with deliverer_at(proxy) as deliverer:
+        await conn.execute("UPDATE notices SET due_at = clock_timestamp() WHERE due_at IS NOT NULL")
+        return await Deliverer.sweep(deliverer, conn)
+
+
+@needs_local_slack
+async def test_each_reminder_is_said_once_below_its_card(
+    slack: LocalSlack, proxy: FaultProxy, conn: Connection
+) -> None:
+    interrupt_id = await ask(conn, tier=DAILY)
+    await sweep(proxy, conn)
+    for number in (1, 2):
+        await due_now(conn)
+        await remind_overdue(conn)
+        # Slack acted, and its answer was lost: it is looked for before it is said again.
+        proxy.fail("chat.postMessage", "lost_reply")
+        assert await sweep(proxy, conn) == (0, 1)
+        assert await sweep(proxy, conn) == (1, 0)
+        assert len(await below_cards(slack)) == number
+    await due_now(conn)
+    await remind_overdue(conn)
+    for person in (ALICE, BOB):
+        await decide(conn, interrupt_id, person, YES)
+    await sweep(proxy, conn)
+    # It was decided before it was said.
+    assert len(await below_cards(slack)) == 2
