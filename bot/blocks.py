@@ -41,7 +41,7 @@ from bot.questions import by_whom, ending_of, has_form, question_blocks, subject
 from flow.advice import advice_in_words
 from flow.model import Advice, Approval, Decision, Payment, Thread, VerdictName
 from flow.questions import Question, question_of
-from flow.text import visible
+from flow.text import bare_name, visible
 
 # Our own: a card is read at a glance. Slack counts after escaping, which makes five characters of an "&".
 _NAME = 120
@@ -50,6 +50,7 @@ _NOTE = 600
 _SHORT_NOTE = 60
 _REASON = 300
 _REASONS = 10
+_MENTIONS = 20
 _ADVICE = 600
 _ANSWER = 2000
 _REFERENCE = 255
@@ -134,14 +135,14 @@ def reply(approval: Approval, thread: Thread, payment: Payment | None) -> str:
 
 def reminder(approval: Approval) -> str:
     """The word below the card to those who have not decided yet."""
-    voted = {decision.person for decision in approval.decisions}
-    left = [name for name in approval.approvers if not any(key == name or key.endswith(f"/{name}") for key in voted)]
-    return " ".join([f"⏰ Since {date(approval.requested_at)} this waits for", ", ".join(map(_mention, left)) + "."])
+    done = {bare_name(approval.requested_by), *(bare_name(decision.person) for decision in approval.decisions)}
+    left = [bare_name(name) for name in approval.approvers if bare_name(name) not in done]
+    names = [*map(_mention, left[:_MENTIONS]), *([f"{len(left) - _MENTIONS} more"] if len(left) > _MENTIONS else [])]
+    return f"⏰ Since {date(approval.requested_at)} this waits for {', '.join(names) or 'the command line'}."
 
 
-def _mention(approver: str) -> str:
-    member = re.fullmatch(r"(?:slack:[TE][A-Z0-9]+/)?([UW][A-Z0-9]{2,})", approver)
-    return f"<@{member[1]}>" if member else safe(approver, _NAME)
+def _mention(name: str) -> str:
+    return f"<@{name}>" if re.fullmatch(r"[UW][A-Z0-9]{2,}", name) else safe(name, _NAME)
 
 
 def alarm(thread: Thread, failures: Sequence[tuple[str, str]]) -> str | None:

@@ -226,9 +226,10 @@ class Deliverer:
         if not copies:
             return await notices.card_status(conn, approval.interrupt_id) not in ("pending", "sending")
         for channel, ts in copies:
-            # An earlier attempt may have reached this copy, and failed at the next.
-            if not (notice.attempt > 1 and await self._has_reply(channel, ts, notice)):
-                is_reminder = notice.kind == "reminder"
+            is_reminder = notice.kind == "reminder"
+            # An earlier attempt may have reached this copy, and failed at the next; of a reminder that does no harm.
+            doubt = notice.ambiguous if is_reminder else notice.attempt > 1
+            if not (doubt and await self._has_reply(channel, ts, notice)):
                 text = blocks.reminder(approval) if is_reminder else blocks.reply(approval, thread, payment)
                 await self._post(conn, notice, channel, thread_ts=ts, text=text)
         return True

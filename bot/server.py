@@ -31,6 +31,7 @@ from bot.webhooks_out import WebhookDeliverer
 from flow.assess import adviser_of
 from flow.database import check_locks
 from flow.errors import SettingError
+from flow.policy import policy_of
 from flow.providers import provider_of
 from flow.sessions import session_secret
 from flow.settings import Settings
@@ -53,6 +54,8 @@ def stop_on_signals() -> asyncio.Event:
 async def run_services(settings: Settings, url: str, stop: asyncio.Event, *, web: bool, worker: bool) -> None:
     """Run until `stop` is set. A service that fails ends them all, and its error rises in an ExceptionGroup."""
     provider_of(settings)
+    policy_of(settings)
+    log.info("who must approve what: %s", settings.policy_path or "APPROVERS")
     await check_locks(url)
     _say_what_is_off(settings)
     async with contextlib.AsyncExitStack() as stack:

@@ -182,6 +182,7 @@ class Approval(BaseModel):
     expires_at: datetime | None
     settled_at: datetime | None
     withdrawn_by: str | None
+    withdrawn_why: str
     decisions: list[Decision]
 
 

@@ -88,6 +88,14 @@ async def approval_of(conn: Connection, interrupt_id: str, *, lock: bool = False
     return (await _with_decisions(conn, rows))[0]
 
 
+async def lock_pending(conn: Connection, interrupt_ids: Sequence[str]) -> None:
+    """Let nobody decide these until the transaction ends."""
+    await conn.execute(
+        "SELECT FROM approvals WHERE interrupt_id = ANY(%s) AND status = 'pending' ORDER BY interrupt_id FOR UPDATE",
+        (list(interrupt_ids),),
+    )
+
+
 async def approvals_of(conn: Connection, thread_ids: Sequence[str]) -> dict[str, list[Approval]]:
     """Every approval of these threads by thread id, oldest first."""
     query = sql.SQL("SELECT {} FROM approvals WHERE thread_id = ANY(%s) ORDER BY requested_at").format(_COLUMNS)
@@ -221,10 +229,10 @@ async def withdraw(conn: Connection, thread_id: str, person: Person, reason: str
         if not withdrawn:
             await _check_withdrawn(conn, thread)
             return
+        await threads.wake(conn, thread_id)
         for approval in withdrawn:
             await notices.change_card(conn, approval.interrupt_id)
             await _record_events(conn, approval, "approval.withdrawn")
-        await threads.wake(conn, thread_id)
 
 
 async def _check_withdrawn(conn: Connection, thread: Thread) -> None:
@@ -242,7 +250,10 @@ def check_person(approval: Approval, person: Person) -> None:
     if is_requester(approval.requested_by, person):
         raise NotAllowed(person.name, "nobody decides a request of their own")
     if not names_person(approval.approvers, person):
-        who = ", ".join(approval.approvers) or "nobody is, so only the command line can: set APPROVERS"
+        who = (
+            ", ".join(approval.approvers)
+            or "nobody is, so only the command line can: set APPROVERS, or the tier's approvers"
+        )
         raise NotAllowed(person.name, f"not on the list of approvers ({who})")
 
 

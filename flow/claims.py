@@ -12,7 +12,7 @@ is not the same each time (the policy, the model) is written to the state once a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any, TypedDict
 
 from langgraph.graph import END, START, StateGraph
@@ -58,7 +58,9 @@ async def decide(state: State, runtime: Runtime[Pen]) -> State:
     if not tiers and state["needs_review"]:
         # The one thing that advice can do: add an approval.
         tiers = policy.review_tiers()
-    return {"tiers": [asdict(tier) for tier in tiers], "approved": not tiers}
+    # What is not set is left out: another release may not know it.
+    kept = [{name: value for name, value in asdict(tier).items() if value is not None} for tier in tiers]
+    return {"tiers": kept, "approved": not tiers}
 
 
 async def approve(state: State) -> State:
@@ -173,7 +175,8 @@ class ClaimFlow(Flow):
 
     def tier_of(self, asked: Asked, pause: Interrupt, policy: Policy) -> Tier:  # noqa: ARG002
         """As the state holds it, whatever the policy says by now."""
-        tier = pause.value["tier"]
+        known = {field.name for field in fields(Tier)}
+        tier = {name: value for name, value in pause.value["tier"].items() if name in known}
         return Tier(**tier | {"approvers": tuple(tier["approvers"])})
 
 

@@ -28,7 +28,7 @@ from langgraph.types import Command, Interrupt, StateSnapshot
 from psycopg import errors
 
 from flow import notices, payments, threads
-from flow.approvals import approval_of, approvals_of, request_approval, supersede
+from flow.approvals import approval_of, approvals_of, lock_pending, request_approval, supersede
 from flow.assess import Adviser
 from flow.database import Connection, Lock, connect, exclusively
 from flow.errors import (
@@ -181,6 +181,9 @@ async def _answers_or_wait(
     """
     async with pen.tx() as conn:
         answers = {}
+        if len(interrupts) > 1:
+            # All at once and in the order of their ids, as whoever takes several back.
+            await lock_pending(conn, [pause.id for pause in interrupts])
         for pause in interrupts:
             asked = flow.asks(thread, pause)
             try:

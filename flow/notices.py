@@ -103,7 +103,8 @@ async def lease(conn: Connection, lane: Lane) -> Notice | None:
         await conn.execute(
             "WITH next AS (SELECT id, status FROM notices WHERE due_at <= clock_timestamp()"
             f" AND {_IN_LANE[lane]}"
-            " ORDER BY due_at LIMIT 1 FOR UPDATE SKIP LOCKED)"
+            # A morning's reminders keep no card waiting.
+            " ORDER BY kind = 'reminder', due_at LIMIT 1 FOR UPDATE SKIP LOCKED)"
             " UPDATE notices n SET status = 'sending', attempt = n.attempt + 1,"
             " due_at = clock_timestamp() + %s * interval '1 second',"
             " ambiguous = n.ambiguous OR next.status = 'sending' FROM next WHERE n.id = next.id"

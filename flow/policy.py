@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -21,6 +21,10 @@ from flow.errors import BadInput, SettingError, Unaskable
 from flow.hours import Hours
 from flow.model import Claim, Person
 from flow.settings import Settings, approver_name
+from flow.text import bare_name
+
+# The tier of a question that names none: the built-in one, or the first that somebody wrote.
+UNNAMED = "approval"
 
 # A claim in a currency that is not listed always needs an approval: 100 of an unknown unit may be a fortune.
 LIMITS: Mapping[str, Decimal] = {"USD": Decimal(100)}
@@ -83,6 +87,8 @@ class Rule:
 
     tier: Tier
     over: Mapping[str, Decimal]
+    # Whether claims ask it; a flow may, by its name.
+    claims: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,15 +98,17 @@ class Tiers:
     rules: tuple[Rule, ...]
 
     def tiers_of(self, claim: Claim) -> tuple[Tier, ...]:
-        return tuple(rule.tier for rule in self.rules if _is_over(rule.over, claim))
+        return tuple(rule.tier for rule in self.rules if rule.claims and _is_over(rule.over, claim))
 
     def review_tiers(self) -> tuple[Tier, ...]:
-        return (self.rules[0].tier,)
+        return (next(rule.tier for rule in self.rules if rule.claims),)
 
     def tier(self, name: str) -> Tier:
         for rule in self.rules:
             if rule.tier.name == name:
                 return rule.tier
+        if name == UNNAMED:
+            return replace(self.rules[0].tier, name=name)
         raise Unaskable(f"the policy has no tier {name!r}, only {', '.join(self.names)}")
 
     @property
@@ -163,7 +171,7 @@ def read_policy(path: Path) -> Tiers:
         written = _Written.model_validate(given)
     except ValidationError as exc:
         raise SettingError("\n".join(f"{path}: {_explained(dict(error))}" for error in exc.errors())) from exc
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise SettingError(f"{path} cannot be read: {exc}") from exc
     return Tiers(rules=tuple(tier.as_rule() for tier in written.tiers))
 
@@ -172,7 +180,14 @@ def _seconds(text: Any) -> Any:
     match = re.fullmatch(r"([1-9][0-9]{0,5}) (minute|hour|day|week)s?", text) if isinstance(text, str) else None
     if match is None:
         raise ValueError('write "30 minutes", "12 hours", "3 days" or "2 weeks"')
-    return int(match[1]) * {"minute": 60, "hour": 3600, "day": 86_400, "week": 604_800}[match[2]]
+    seconds = int(match[1]) * {"minute": 60, "hour": 3600, "day": 86_400, "week": 604_800}[match[2]]
+    if seconds > _LONGEST_S:
+        raise ValueError("at most 260 weeks")
+    return seconds
+
+
+# Five years: no deadline that anybody means, and far from what a calendar ends with.
+_LONGEST_S = 260 * 604_800
 
 
 def _hours(text: str | None) -> str | None:
@@ -199,6 +214,7 @@ class _WrittenTier(BaseModel):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
     approvers: list[Annotated[str, AfterValidator(approver_name)]]
     over: Annotated[dict[str, Decimal], BeforeValidator(_limits)] = Field(default_factory=dict)
+    claims: bool = True
     required: int = Field(default=1, ge=1, le=100)
     expires_after: Annotated[float | None, BeforeValidator(_seconds)] = None
     remind_every: Annotated[float | None, BeforeValidator(_seconds)] = None
@@ -206,8 +222,11 @@ class _WrittenTier(BaseModel):
 
     @model_validator(mode="after")
     def _can_be_met(self) -> _WrittenTier:
-        if 0 < len(set(self.approvers)) < self.required:
-            raise ValueError(f"{self.required} of {len(set(self.approvers))} approvers can never be had")
+        people = set(map(bare_name, self.approvers))
+        if len(people) < len(set(self.approvers)):
+            raise ValueError("somebody is listed twice, under two names: each of them would be a voice")
+        if 0 < len(people) < self.required:
+            raise ValueError(f"{self.required} of {len(people)} approvers can never be had")
         if self.working_hours and not self.remind_every:
             raise ValueError("working_hours are for reminders: say remind_every, too")
         return self
@@ -221,7 +240,7 @@ class _WrittenTier(BaseModel):
             remind_every_s=self.remind_every,
             working_hours=self.working_hours,
         )
-        return Rule(tier=tier, over=self.over)
+        return Rule(tier=tier, over=self.over, claims=self.claims)
 
 
 class _Written(BaseModel):
@@ -234,6 +253,8 @@ class _Written(BaseModel):
         names = [tier.name for tier in self.tiers]
         if len(set(names)) < len(names):
             raise ValueError("two tiers have one name")
+        if not any(tier.claims for tier in self.tiers):
+            raise ValueError("no tier is asked for claims")
         return self
 
 

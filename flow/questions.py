@@ -232,7 +232,9 @@ def answer_to(stored: Mapping[str, Any], approval: Approval) -> Any:
     settled = approval.settled_by
     said = (settled.answer if settled else None) or {}
     approved = approval.status == "approved"
-    reason = settled.reason if settled else "" if approved else f"{approval.status}: nobody has decided it"
+    unsettled = f"by {approval.withdrawn_by}" if approval.withdrawn_by else "nobody has decided it"
+    why = f"{approval.status}: {approval.withdrawn_why or unsettled}"
+    reason = settled.reason if settled else "" if approved else why
     if question.kind == "json":
         # A dict would be true whatever it says.
         return approved

@@ -28,6 +28,7 @@ async def remind_overdue(conn: Connection, *, limit: int = 100) -> int:
         rows = await conn.execute(
             "SELECT interrupt_id, thread_id, remind_every_s, working_hours, clock_timestamp() AS now FROM approvals"
             " WHERE status = 'pending' AND remind_at <= clock_timestamp()"
+            " AND (expires_at IS NULL OR expires_at > clock_timestamp())"
             " ORDER BY remind_at LIMIT %s FOR UPDATE SKIP LOCKED",
             (limit,),
         )

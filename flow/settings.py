@@ -6,6 +6,7 @@ A missing or wrong setting is a SettingError that names the setting and the fix.
 from __future__ import annotations
 
 import base64
+import os
 import re
 from decimal import Decimal
 from pathlib import Path
@@ -282,7 +283,8 @@ class Settings(BaseSettings):
     def policy_path(self) -> Path | None:
         """The file with the policy; None: there is none."""
         usual = Path("policy.toml")
-        return self.policy_file or (usual if usual.exists() else None)
+        # A link that leads nowhere is a policy that is missing, and not none.
+        return self.policy_file or (usual if os.path.lexists(usual) else None)
 
     @property
     def approver_names(self) -> tuple[str, ...]:

@@ -243,6 +243,7 @@ def approval_as_json(approval: Approval) -> dict[str, Any]:
         "expires_at": approval.expires_at and approval.expires_at.isoformat(),
         "settled_at": approval.settled_at and approval.settled_at.isoformat(),
         "withdrawn_by": approval.withdrawn_by,
+        "withdrawn_why": approval.withdrawn_why,
         "decisions": [decision_as_json(decision) for decision in approval.decisions],
     }
 

@@ -17,6 +17,11 @@ _UNSEEN = {"\u034f", "\u115f", "\u1160", "\u17b4", "\u17b5", "\u2800", "\u3164",
 _UNSEEN |= {chr(code) for code in (*range(0x180B, 0x180F), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))}
 
 
+def bare_name(name: str) -> str:
+    """A person without the kind or the team of their name, as far as two ways to write one can be told."""
+    return re.sub(r"^(?:mail:|slack:[TE][A-Z0-9]+/)", "", name)
+
+
 def visible(text: str) -> str:
     """The text with every character that a reader could not see, or that moves others, shown as its escape."""
     return "".join(_escape(c) if _hides(c) else c for c in text)

@@ -103,6 +103,15 @@ def test_without_a_limit_a_tier_is_always_asked(tmp_path: Path) -> None:
         ('[[tiers]]\nname = "a"\napprovers = []\nexpires_after = 60', "tiers.1.expires_after: "),
         ('[[tiers]]\nname = "a"\napprovers = []\nself_aproval = true', "tiers.1.self_aproval: Extra inputs"),
         ('[[tiers]]\nname = "a"\napprovers = []\n' * 2, "two tiers have one name"),
+        ('[[tiers]]\nname = "a"\napprovers = []\nclaims = false', "no tier is asked for claims"),
+        (
+            '[[tiers]]\nname = "a"\napprovers = ["carol@example.com", "mail:carol@example.com"]\nrequired = 2',
+            "somebody is listed twice",
+        ),
+        ('[[tiers]]\nname = "a"\napprovers = ["U01ALICE", "slack:T01/U01ALICE"]', "somebody is listed twice"),
+        ('[[tiers]]\nname = "a"\napprovers = []\nexpires_after = "600000 weeks"', "at most 260 weeks"),
+        (f"tiers = {'[' * 5000}", "cannot be read"),
+        (f"tiers = 1{'0' * 5000}", "cannot be read"),
     ],
 )
 def test_a_policy_that_is_unclear_is_refused_and_says_where(tmp_path: Path, text: str, wrong: str) -> None:
@@ -110,6 +119,23 @@ def test_a_policy_that_is_unclear_is_refused_and_says_where(tmp_path: Path, text
         read_policy(written(tmp_path, text))
     assert wrong in str(caught.value)
     assert str(tmp_path) in str(caught.value)
+
+
+def test_a_tier_for_flows_alone_is_not_asked_for_claims_and_the_first_is_asked_where_none_is_named(
+    tmp_path: Path,
+) -> None:
+    text = '[[tiers]]\nname = "analyst"\napprovers = ["U01ALICE"]\nclaims = false\n'
+    policy = read_policy(written(tmp_path, text + '[[tiers]]\nname = "all"\napprovers = ["U02BOB"]\n'))
+    assert names_of(policy, "5", "USD") == ["all"]
+    assert [tier.name for tier in policy.review_tiers()] == ["all"]
+    assert policy.tier("analyst").approvers == ("U01ALICE",)
+    assert policy.tier("approval") == Tier(name="approval", approvers=("U01ALICE",))
+
+
+def test_a_link_that_leads_nowhere_is_not_no_policy(tmp_path: Path) -> None:
+    Path("policy.toml").symlink_to(tmp_path / "elsewhere.toml")
+    with pytest.raises(SettingError, match="cannot be read"):
+        policy_of(Settings(approvers=""))
 
 
 def test_a_file_and_approvers_are_not_both_taken(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from flow.approvals import approval_of, decide
 from flow.database import Connection
 from flow.errors import SettingError
 from flow.hours import Hours, next_reminder
+from flow.inputs import mail_person
 from flow.policy import Tier, read_policy
 from flow.reminders import remind_overdue
 from tests.command import Terminal, worker
@@ -162,6 +163,32 @@ async def test_it_names_those_who_have_not_decided(conn: Connection) -> None:
     assert said.endswith(" this waits for <@U01ALICE>, <@U02BOB>, carol@example.com, &lt;!here&gt;.")
     await decide(conn, interrupt_id, ALICE, YES)
     assert "U01ALICE" not in reminder(await approval_of(conn, interrupt_id))
+
+
+async def test_it_names_nobody_who_cannot_and_nobody_twice(conn: Connection) -> None:
+    carol = mail_person("carol@example.com")
+    approvers = ("carol@example.com", "dave@example.com", "U02BOB")
+    interrupt_id = await ask(conn, tier=Tier(name="approval", approvers=approvers, required=2), requested_by="U02BOB")
+    await decide(conn, interrupt_id, carol, YES)
+    assert reminder(await approval_of(conn, interrupt_id)).endswith(" this waits for dave@example.com.")
+    nobody = await ask(conn, "t2", tier=Tier(name="approval", approvers=()))
+    assert reminder(await approval_of(conn, nobody)).endswith(" this waits for the command line.")
+    many = await ask(conn, "t3", tier=Tier(name="approval", approvers=tuple(f"U1{n:03}" for n in range(30))))
+    assert reminder(await approval_of(conn, many)).endswith("<@U1019>, 10 more.")
+
+
+async def test_a_zone_that_this_machine_does_not_know_stops_no_clock(conn: Connection) -> None:
+    await ask(conn, tier=DAILY)
+    await conn.execute("UPDATE approvals SET working_hours = '09:00-17:00 Europe/Atlantis'")
+    await due_now(conn)
+    assert await remind_overdue(conn) == 1
+
+
+async def test_what_has_expired_reminds_nobody(conn: Connection) -> None:
+    await ask(conn, tier=DAILY)
+    await due_now(conn)
+    await conn.execute("UPDATE approvals SET expires_at = clock_timestamp()")
+    assert await remind_overdue(conn) == 0
 
 
 @pytest.fixture
