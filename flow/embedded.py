@@ -21,6 +21,9 @@ from flow.errors import DatabaseUnavailable
 # A fast shutdown waits for a checkpoint only.
 _STOP_TIMEOUT_S = 60.0
 
+# How long the children of a killed server may take to notice.
+_CHILDREN_TIMEOUT_S = 10.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Postmaster:
@@ -117,9 +120,10 @@ def _alone_in(home: Path) -> Iterator[None]:
 
 
 def _forget_a_dead_server(data: Path) -> None:
-    """Remove the lock files of a server whose pid is a zombie's or another program's: they would keep a new one out.
+    """Make way for a new server where one was killed.
 
-    They stay if any process still works in the data directory: children of a killed server may yet write.
+    Its children may yet write, and keep its memory, until they have noticed: they are waited for. Lock files with a pid
+    that is a zombie's, or another program's by now, are removed: Postgres itself would take it for the server.
     """
     import psutil
 
@@ -129,13 +133,19 @@ def _forget_a_dead_server(data: Path) -> None:
         process = psutil.Process(int(lines[0]))
         if "postgres" in process.name() and process.status() != psutil.STATUS_ZOMBIE:
             return
-    except (OSError, ValueError, IndexError, psutil.NoSuchProcess):
+    except psutil.NoSuchProcess:
+        process = None
+    except (OSError, ValueError, IndexError):
         return
-    if any(other.info["cwd"] == str(data) for other in psutil.process_iter(["cwd"])):
-        return
-    left.unlink()
-    if len(lines) >= 5:
-        (Path(lines[4]) / f".s.PGSQL.{lines[3]}.lock").unlink(missing_ok=True)
+    deadline = time.monotonic() + _CHILDREN_TIMEOUT_S
+    while any(other.info["cwd"] == str(data) for other in psutil.process_iter(["cwd"])):
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.02)
+    if process is not None:
+        left.unlink()
+        if len(lines) >= 5:
+            (Path(lines[4]) / f".s.PGSQL.{lines[3]}.lock").unlink(missing_ok=True)
 
 
 def _is_alive(pid: int) -> bool:
