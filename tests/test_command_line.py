@@ -600,7 +600,16 @@ async def test_start_and_resume_go_on_by_themselves_when_the_worker_is_gone(
     assert resumed.out.startswith("t1: 250.00 USD is paid, reference L-t1 (approved by cli:ann at ")
     assert (resumed.code, resumed.err) == (0, "")
     assert await statuses(conn) == {"t0": "paid", "t1": "paid"}
-    assert members_of(session) == []
+    await until_ended(session)
+
+
+async def until_ended(group: int) -> None:
+    """Return when nobody of it is left: a child's death is seen a moment after that of its parent."""
+
+    async def nobody_is_left() -> bool:
+        return members_of(group) == []
+
+    await until(nobody_is_left)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -617,7 +626,7 @@ async def test_a_worker_that_is_told_to_stop_lets_its_drives_end(
     assert (done.code, done.out) == (0, "")
     assert "Traceback" not in done.err
     assert await statuses(conn) == {"t0": "paid"}
-    assert members_of(session) == []
+    await until_ended(session)
 
 
 async def test_serve_is_ready_once_a_thread_can_be_driven(terminal: Terminal, conn: Connection) -> None:
