@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from flow import inputs
 from flow.errors import BadInput, FlowError
 from flow.model import VerdictName
 from flow.questions import Action, Question
-from flow.text import visible_json
+from flow.text import canonical, visible_json
 
 # How each step is offered.
 STEPS = {
@@ -111,14 +110,9 @@ def _is_changed(action: Action, typed: Typed) -> bool:
     if "edit" not in action.allowed or not typed.args.strip():
         return False
     try:
-        return _canonical(inputs.parse_object(typed.args)) != _canonical(action.args)
+        return canonical(inputs.parse_object(typed.args)) != canonical(action.args)
     except BadInput:
         return True
-
-
-def _canonical(args: dict[str, Any]) -> str:
-    # Python's own comparison takes True for 1.
-    return json.dumps(args, sort_keys=True)
 
 
 def _step_in_words(step: Mapping[str, Any]) -> str:

@@ -20,7 +20,8 @@ from flow.errors import AlreadyDecided, ApprovalExpired, NotAllowed, NothingToDe
 from flow.events import facts_of_approval, record_events
 from flow.model import Approval, Decision, EventType, Person, Thread, Verdict
 from flow.policy import Tier, is_requester, names_person
-from flow.questions import bare, canonical, checked_answer, question_of
+from flow.questions import bare, checked_answer, question_of
+from flow.text import canonical
 
 _COLUMNS = sql.SQL(
     "interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers, required, status, requested_at,"

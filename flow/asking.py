@@ -21,7 +21,8 @@ from langgraph.types import interrupt
 
 from flow.effects import effect_under_way
 from flow.errors import AskedInEffect, AskedTwice, NotApproved
-from flow.questions import digest_of, stored_question
+from flow.questions import stored_question
+from flow.text import digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +80,7 @@ def ask(request: Request) -> Answer:
     if _asked_in.get() == run:
         raise AskedTwice
     value = request.as_value()
-    asked = digest_of(stored_question(value))
+    asked = digest(stored_question(value))
     _asked_in.set(run)
     said = interrupt(value)
     # Strictly: a truthy answer of any other shape is not an approval.

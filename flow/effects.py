@@ -27,7 +27,6 @@ import contextvars
 import dataclasses
 import decimal
 import functools
-import hashlib
 import inspect
 import itertools
 import json
@@ -58,6 +57,7 @@ from flow.errors import (
     ResultNotKept,
 )
 from flow.pen import Pen
+from flow.text import canonical, digest
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -312,7 +312,7 @@ class _Effect:
             )
             if (claimed := await rows.fetchone()) is not None:
                 call.claimed, call.row = True, claimed
-                call.outside_key = _digest([claimed["installation"], call.thread_id, call.key])
+                call.outside_key = digest([claimed["installation"], call.thread_id, call.key])
                 return
             rows = await conn.execute(
                 "SELECT name, fingerprint, status, result, error,"
@@ -386,7 +386,7 @@ class _Effect:
                 plain[name] = _plain(value)
             except TypeError as exc:
                 raise TypeError(f"{self._name}: its argument {name} cannot be told from others ({exc})") from None
-        return _digest(plain)
+        return digest(plain)
 
     def _number(self, drive: _Drive, place: _Place, fingerprint: str) -> tuple[tuple[object, ...], int]:
         """The smallest number that no equal call of this run of the node has: one that is tried again keeps its own."""
@@ -399,7 +399,7 @@ class _Effect:
     def _auto_key(self, place: _Place, fingerprint: str, number: int) -> str:
         if place.is_repeated:
             raise NeedsKey(self._name)
-        return f"auto:{_digest([self._name, place.where, fingerprint, number])}"
+        return f"auto:{digest([self._name, place.where, fingerprint, number])}"
 
     def _chosen_key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         assert self._key is not None
@@ -492,20 +492,12 @@ def _(value: list | tuple) -> Any:  # type: ignore[type-arg]
 
 @_plain.register
 def _(value: AbstractSet) -> Any:  # type: ignore[type-arg]
-    return ["set", *sorted((_plain(each) for each in value), key=_canonical)]
+    return ["set", *sorted((_plain(each) for each in value), key=canonical)]
 
 
 @_plain.register
 def _(value: Mapping) -> Any:  # type: ignore[type-arg]
-    return ["mapping", *sorted(([_plain(name), _plain(each)] for name, each in value.items()), key=_canonical)]
-
-
-def _canonical(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=True, sort_keys=True, separators=(",", ":"))
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(_canonical(value).encode()).hexdigest()
+    return ["mapping", *sorted(([_plain(name), _plain(each)] for name, each in value.items()), key=canonical)]
 
 
 def _error_as_json(exc: Exception) -> dict[str, Any]:

@@ -23,10 +23,11 @@ from langgraph.types import Interrupt
 from pydantic import BaseModel, ValidationError
 
 from flow.asking import Request
-from flow.errors import BadInput, NoResult, SettingError, Unaskable, UnknownFlow
+from flow.errors import NoResult, SettingError, Unaskable, UnknownFlow
+from flow.inputs import refused
 from flow.keeping import unkept
 from flow.model import Approval, Thread, flow_key
-from flow.policy import Policy, Tier
+from flow.policy import UNNAMED, Policy, Tier
 from flow.questions import question_hash, stored_question
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
@@ -125,9 +126,7 @@ class Flow:
         try:
             return self.input.model_validate(given)
         except ValidationError as exc:
-            first = exc.errors(include_url=False, include_context=False)[0]
-            where = ".".join(map(str, first["loc"])) or "input"
-            raise BadInput(f"{self.name}: {where}", first["input"], first["msg"]) from exc
+            raise refused(exc, f"{self.name}: ") from exc
 
     def asks(self, thread: Thread, pause: Interrupt) -> Asked:
         """What an interrupt of this flow asks, and of which tier. Raises Unaskable, SecretInRequest."""
@@ -140,7 +139,7 @@ class Flow:
             if request["options"]:
                 raise Unaskable("what is answered with True or False has no options")
         check_no_secret(request, allowed=self.not_secret)
-        tier = request.get("tier", "approval")
+        tier = request.get("tier", UNNAMED)
         return Asked(tier=tier, request=request, digest=question_hash(thread, pause.id, tier, request))
 
     def tier_of(self, asked: Asked, pause: Interrupt, policy: Policy) -> Tier:  # noqa: ARG002

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
+from pydantic import ValidationError
+
 from flow.errors import BadInput
 from flow.model import Claim, Person
 from flow.text import ADDRESS
@@ -44,6 +46,13 @@ def parse_interrupt_id(text: str) -> str:
     if not _INTERRUPT_ID.fullmatch(text):
         raise BadInput("interrupt id", text, "it is 32 hexadecimal digits, as `claim_flow.py show` prints it")
     return text
+
+
+def refused(exc: ValidationError, prefix: str = "") -> BadInput:
+    """The first thing that a model did not take, by its field's name."""
+    first = exc.errors(include_url=False, include_context=False)[0]
+    where = ".".join(map(str, first["loc"])) or "input"
+    return BadInput(f"{prefix}{where}", first["input"], first["msg"])
 
 
 def mail_person(address: str) -> Person:

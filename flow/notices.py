@@ -66,20 +66,19 @@ async def change_cards(conn: Connection, thread_id: str) -> None:
 
 async def post_reply(conn: Connection, interrupt_id: str, thread_id: str) -> None:
     """The outcome must be said below the card; a later outcome (of a thread that was stuck) once more."""
-    await conn.execute(
-        "INSERT INTO notices AS n (kind, interrupt_id, thread_id) VALUES ('reply', %s, %s)"
-        f" ON CONFLICT (interrupt_id, kind) DO UPDATE {_DUE_AGAIN}",
-        (interrupt_id, thread_id),
-    )
-    await ring(conn)
+    await _say_below(conn, "reply", interrupt_id, thread_id)
 
 
 async def remind(conn: Connection, interrupt_id: str, thread_id: str) -> None:
     """Those who have not decided must be reminded, once more."""
+    await _say_below(conn, "reminder", interrupt_id, thread_id)
+
+
+async def _say_below(conn: Connection, kind: str, interrupt_id: str, thread_id: str) -> None:
     await conn.execute(
-        "INSERT INTO notices AS n (kind, interrupt_id, thread_id) VALUES ('reminder', %s, %s)"
+        "INSERT INTO notices AS n (kind, interrupt_id, thread_id) VALUES (%s, %s, %s)"
         f" ON CONFLICT (interrupt_id, kind) DO UPDATE {_DUE_AGAIN}",
-        (interrupt_id, thread_id),
+        (kind, interrupt_id, thread_id),
     )
     await ring(conn)
 

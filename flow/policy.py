@@ -68,17 +68,17 @@ class OneTier:
     limits: Mapping[str, Decimal]
 
     def tiers_of(self, claim: Claim) -> tuple[Tier, ...]:
-        return (self.tier("approval"),) if _is_over(self.limits, claim) else ()
+        return (self.tier(UNNAMED),) if _is_over(self.limits, claim) else ()
 
     def review_tiers(self) -> tuple[Tier, ...]:
-        return (self.tier("approval"),)
+        return (self.tier(UNNAMED),)
 
     def tier(self, name: str) -> Tier:
         return Tier(name=name, approvers=self.approvers)
 
     @property
     def names(self) -> tuple[str, ...]:
-        return ("approval",)
+        return (UNNAMED,)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,6 @@ Shapes: https://github.com/langchain-ai/agent-inbox and https://docs.langchain.c
 from __future__ import annotations
 
 import functools
-import hashlib
 import html
 import json
 import math
@@ -34,7 +33,7 @@ from pydantic import BaseModel
 from flow.errors import BadInput, Unaskable
 from flow.inputs import DEEPEST, MAX_NOTE, storable
 from flow.model import Approval, Thread, VerdictName
-from flow.text import visible
+from flow.text import canonical, digest, visible
 
 Kind = Literal["claim", "request", "inbox", "actions", "tool", "json"]
 Step = Literal["approve", "edit", "reject", "respond"]
@@ -108,16 +107,6 @@ def stored_question(value: Any, *, response_schema: Any = None) -> dict[str, Any
     return stored
 
 
-def digest_of(stored: Mapping[str, Any]) -> str:
-    """The fingerprint of a question by itself: 64 hex digits."""
-    return hashlib.sha256(canonical(stored).encode()).hexdigest()
-
-
-def canonical(value: Any) -> str:
-    """JSON that is the same for the same, in every process. (Python's own comparison takes True for 1.)"""
-    return json.dumps(value, ensure_ascii=True, sort_keys=True, separators=(",", ":"))
-
-
 def question_of(request: Mapping[str, Any]) -> Question:
     """The question that is stored with an approval."""
     if "kind" not in request:
@@ -145,7 +134,7 @@ def question_of(request: Mapping[str, Any]) -> Question:
 def question_hash(thread: Thread, interrupt_id: str, tier: str, stored: Mapping[str, Any]) -> str:
     """The fingerprint of exactly what is asked for: 64 hex digits, as `model.request_hash` is for a claim."""
     of = [thread.thread_id, interrupt_id, tier, thread.flow, thread.flow_version, stored]
-    return hashlib.sha256(canonical(of).encode()).hexdigest()
+    return digest(of)
 
 
 # Answers
@@ -246,7 +235,7 @@ def answer_to(stored: Mapping[str, Any], approval: Approval) -> Any:
             "reason": reason,
             "option": said.get("option"),
             # What it is an answer to: a node that runs again may ask something else.
-            "asked": digest_of(stored),
+            "asked": digest(stored),
         }
     plain: dict[str, Any] = {"type": "approve"} if approved else {"type": "reject", "message": reason}
     steps: Sequence[dict[str, Any]] = said.get("actions") or [plain for _ in question.actions]

@@ -55,10 +55,14 @@ def filed(settings: Settings, flow: str, given: dict[str, Any]) -> New:
     """
     if flow == CLAIM_FLOW:
         return filed_claim(given)
+    inputs.check_object(given)
+    return _filed(settings.flow_modules, flow, given)
+
+
+def _filed(modules: Sequence[str], flow: str, given: dict[str, Any]) -> New:
     from flow.flows import newest_flow
 
-    inputs.check_object(given)
-    found = newest_flow(settings.flow_modules, flow)
+    found = newest_flow(modules, flow)
     found.compile()
     found.checked(given)
     return New(flow=found.name, flow_version=found.version, input=given)
@@ -69,8 +73,7 @@ def filed_claim(given: dict[str, Any]) -> New:
     try:
         claim = inputs.parse_claim(**ClaimInput.model_validate(given).model_dump())
     except ValidationError as exc:
-        first = exc.errors(include_url=False, include_context=False)[0]
-        raise BadInput(".".join(map(str, first["loc"])), first["input"], first["msg"]) from exc
+        raise inputs.refused(exc) from exc
     return New(flow=CLAIM_FLOW, flow_version=CLAIM_FLOW_VERSION, input=claim.as_input())
 
 
@@ -143,19 +146,14 @@ class Checker:
 
 
 def _answer(modules: Sequence[str], question: dict[str, Any]) -> dict[str, Any]:
-    from flow.flows import newest_flow
-
     try:
-        found = newest_flow(modules, question["flow"])
-        found.compile()
-        found.checked(question["input"])
+        return {"version": _filed(modules, question["flow"], question["input"]).flow_version}
     except UnknownFlow as exc:
         return {"error": "flow", "known": list(exc.known)}
     except BadInput as exc:
         return {"error": "input", "name": exc.name, "value": repr(exc.value)[:200], "expected": exc.expected}
     except FlowError as exc:
         return {"error": "other", "why": str(exc)}
-    return {"version": found.version}
 
 
 def _main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import unicodedata
@@ -15,6 +16,16 @@ _KEPT = {"\n", "\t", "\ufe0f"}
 # Letters and marks by category that a reader does not see: Unicode's Default_Ignorable_Code_Point, and blank Braille.
 _UNSEEN = {"\u034f", "\u115f", "\u1160", "\u17b4", "\u17b5", "\u2800", "\u3164", "\uffa0"}
 _UNSEEN |= {chr(code) for code in (*range(0x180B, 0x180F), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))}
+
+
+def canonical(value: Any) -> str:
+    """JSON that is the same for the same, in every process. (Python's own comparison takes True for 1.)"""
+    return json.dumps(value, ensure_ascii=True, sort_keys=True, separators=(",", ":"))
+
+
+def digest(value: Any) -> str:
+    """The fingerprint of a JSON value: 64 hex digits, the same for the same."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()
 
 
 def bare_name(name: str) -> str:

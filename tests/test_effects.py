@@ -29,6 +29,7 @@ from flow.effects import idempotency_key, idempotent
 from flow.errors import DriveFailed, EffectFailed, EffectInProgress, KeyReused, NotInADrive, ResultNotKept
 from flow.flows import Flows
 from flow.pen import Pen
+from flow.text import digest
 from tests.bank import Bank
 from tests.driving import claims_by, graph_of
 from tests.people import ALICE, ONE_OF_THREE, POLICY, YES, start_claim
@@ -801,7 +802,7 @@ ARGUMENTS = {
 
 
 def fingerprints() -> list[str]:
-    return [effects._digest(effects._plain(argument)) for argument in ARGUMENTS.values()]
+    return [digest(effects._plain(argument)) for argument in ARGUMENTS.values()]
 
 
 def test_a_fingerprint_is_the_same_in_every_process() -> None:
@@ -825,7 +826,7 @@ def test_a_fingerprint_is_the_same_in_every_process() -> None:
     ids=repr,
 )
 def test_arguments_that_differ_have_different_fingerprints(one: object, other: object) -> None:
-    assert effects._digest(effects._plain(one)) != effects._digest(effects._plain(other))
+    assert digest(effects._plain(one)) != digest(effects._plain(other))
 
 
 async def test_an_argument_without_a_plain_form_is_refused_before_anything_happens(

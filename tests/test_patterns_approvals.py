@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from flow import effects
 from flow.approvals import decide
 from flow.database import Connection, connect
 from flow.errors import BadInput
+from flow.text import digest
 from tests.boundaries import traps, until_sprung
 from tests.drives import assert_never_two_drivers
 from tests.pattern_runs import (
@@ -100,7 +100,7 @@ async def test_a_process_killed_between_the_ledgers_entry_and_its_record_enters_
     assert await effects_of(conn, "t1") == [{"name": "flow.patterns.tiered.enter", "status": "done", "attempt": 2}]
     installation = await value(conn, "SELECT id::text FROM installation")
     key = await value(conn, "SELECT key FROM effects WHERE thread_id = 't1'")
-    assert result["entry"] == f"1000.00: {effects._digest([installation, 't1', key])[:12]}"
+    assert result["entry"] == f"1000.00: {digest([installation, 't1', key])[:12]}"
 
 
 # Approval

@@ -17,11 +17,11 @@ from flow.questions import (
     LARGEST,
     answer_to,
     checked_answer,
-    digest_of,
     question_hash,
     question_of,
     stored_question,
 )
+from flow.text import digest
 from tests.asking import DINNER, MAIL, REFUND, human_interrupt, tool_call, tool_calls
 from tests.test_blocks import APPROVAL, THREAD, YES
 
@@ -291,7 +291,7 @@ def told(value: Any, *decisions: Decision, status: str = "approved") -> Any:
     stored = stored_question(value)
     answer = answer_to(stored, replace(APPROVAL, request=stored, status=status, decisions=decisions))
     if isinstance(answer, dict) and "approved" in answer:
-        assert answer.pop("asked") == digest_of(stored)
+        assert answer.pop("asked") == digest(stored)
     return answer
 
 
