@@ -135,7 +135,7 @@ def reply(approval: Approval, thread: Thread, payment: Payment | None) -> str:
 
 def reminder(approval: Approval) -> str:
     """The word below the card to those who have not decided yet."""
-    done = {bare_name(approval.requested_by), *(bare_name(decision.person) for decision in approval.decisions)}
+    done = {bare_name(approval.requested_by), *(bare_name(decision.person) for decision in approval.votes)}
     left = [bare_name(name) for name in approval.approvers if bare_name(name) not in done]
     names = [*map(_mention, left[:_MENTIONS]), *([f"{len(left) - _MENTIONS} more"] if len(left) > _MENTIONS else [])]
     return f"⏰ Since {date(approval.requested_at)} this waits for {', '.join(names) or 'the command line'}."
@@ -308,8 +308,7 @@ def _count_line(approval: Approval) -> list[str]:
     """How many have approved, where it takes more than one."""
     if approval.status != "pending" or approval.required == 1:
         return []
-    given = [decision.verdict for decision in approval.decisions].count("approve")
-    return [f"*{given} of {approval.required} approvals*"]
+    return [f"*{approval.approvals_given} of {approval.required} approvals*"]
 
 
 def _outcome_lines(approval: Approval, thread: Thread, payment: Payment | None) -> list[str]:

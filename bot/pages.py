@@ -25,7 +25,7 @@ from bot.pool import on_pool
 from bot.shapes import ApprovalStatus
 from bot.site import Site, see_other
 from flow import inputs
-from flow.approvals import approval_of, check_person, decide
+from flow.approvals import approval_of, decide
 from flow.database import AWAY, Connection
 from flow.errors import BadInput, FlowError, NotAllowed, UnknownApproval
 from flow.inbox import Search, View, count_mine, find, may_see
@@ -33,6 +33,7 @@ from flow.model import Approval, Person, Thread, Verdict
 from flow.questions import question_of
 from flow.sessions import Session, session_of
 from flow.show import Story, stories_of
+from flow.standing import check_person
 from flow.threads import thread_of, threads_of
 from flow.trace import Trace, trace_of
 

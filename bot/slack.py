@@ -38,11 +38,12 @@ from bot.pool import Pool, on_pool
 from bot.questions import FORM, form_of, has_form, typed_in
 from bot.slack_api import TROUBLES, read_error
 from flow import notices
-from flow.approvals import Decided, approval_of, check_person, decide
+from flow.approvals import Decided, approval_of, decide
 from flow.database import AWAY, Connection
 from flow.errors import FlowError, SettingError, StaleRequest
 from flow.model import Approval, Person, Verdict
 from flow.questions import question_of
+from flow.standing import check_person
 
 log = logging.getLogger(__name__)
 

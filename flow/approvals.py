@@ -16,17 +16,32 @@ from psycopg.types.json import Jsonb
 
 from flow import mails, notices, reminders, threads
 from flow.database import Connection, Page, newest
-from flow.errors import AlreadyDecided, ApprovalExpired, NotAllowed, NothingToDecide, StaleRequest, UnknownApproval
+from flow.delegations import with_absent
+from flow.errors import (
+    AlreadyDecided,
+    ApprovalExpired,
+    GroupsUnknown,
+    NotAllowed,
+    NothingToDecide,
+    PageNeeded,
+    StaleRequest,
+    Tampered,
+    UnknownApproval,
+)
 from flow.events import facts_of_approval, record_events
 from flow.model import Approval, Decision, EventType, Person, Thread, Verdict
-from flow.policy import Tier, is_requester, names_person
+from flow.policy import Tier, is_requester
 from flow.questions import bare, checked_answer, question_of
-from flow.text import canonical
+from flow.standing import Standing, check_person, escalates
+from flow.text import bare_name, canonical
 
-_COLUMNS = sql.SQL(
+COLUMNS = sql.SQL(
     "interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers, required, status, requested_at,"
-    " expires_at, settled_at, withdrawn_by, withdrawn_why"
+    " expires_at, settled_at, withdrawn_by, withdrawn_why, rank, on_expiry, escalate_to, expires_after_s, escalated_at,"
+    " self_approval, step_up, post_to, channel, changed_to, changed_by, raised_by,"
+    " fingerprint = approval_fingerprint(approvals) AS whole"
 )
+_DECISION = "person, person_name, verdict, door, reason, decided_at, answer, for_person, for_name, listed_as, void"
 
 
 async def request_approval(
@@ -38,21 +53,30 @@ async def request_approval(
     """
     inserted = await conn.execute(
         sql.SQL(
-            "INSERT INTO approvals (interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers,"
-            " required, expires_at) VALUES"
-            " (%s, %s, %s, %s, %s, %s, %s, %s, clock_timestamp() + %s * interval '1 second')"
+            "INSERT INTO approvals (interrupt_id, thread_id, tier, request, request_hash, requested_by, raised_by,"
+            " approvers, required, rank, expires_after_s, on_expiry, escalate_to, self_approval, step_up, post_to,"
+            " channel, expires_at) SELECT %s, thread_id, %s, %s, %s, %s, coalesce(raised_by, '{{}}'), %s, %s, %s, %s,"
+            " %s, %s, %s, %s, %s, %s, clock_timestamp() + %s * interval '1 second' FROM threads WHERE thread_id = %s"
             " ON CONFLICT (interrupt_id) DO NOTHING RETURNING {}"
-        ).format(_COLUMNS),
+        ).format(COLUMNS),
         (
             interrupt_id,
-            thread.thread_id,
             tier.name,
             Jsonb(request),
             request_hash,
             thread.requested_by,
             list(tier.approvers),
             tier.required,
+            tier.rank,
             tier.expires_after_s,
+            tier.on_expiry,
+            list(tier.escalate_to),
+            tier.self_approval,
+            tier.step_up,
+            tier.post_to,
+            tier.channel,
+            tier.expires_after_s,
+            thread.thread_id,
         ),
     )
     for row in await inserted.fetchall():
@@ -60,7 +84,7 @@ async def request_approval(
         if tier.remind_every_s:
             every_s, hours = tier.remind_every_s, tier.working_hours
             await reminders.schedule(conn, interrupt_id, row["requested_at"], every_s=every_s, hours=hours)
-        await _record_events(conn, _approval(row, ()), "approval.requested")
+        await record_changes(conn, _approval(row, ()), "approval.requested")
         await mails.ask_by_mail(conn, interrupt_id, tier.approvers, requested_by=thread.requested_by)
 
 
@@ -81,12 +105,12 @@ async def supersede(conn: Connection, thread_id: str, *, keep: Sequence[str]) ->
 async def approval_of(conn: Connection, interrupt_id: str, *, lock: bool = False) -> Approval:
     """The approval with its decisions. Raises UnknownApproval."""
     query = sql.SQL("SELECT {} FROM approvals WHERE interrupt_id = %s {}").format(
-        _COLUMNS, sql.SQL("FOR UPDATE" if lock else "")
+        COLUMNS, sql.SQL("FOR UPDATE" if lock else "")
     )
     rows = await (await conn.execute(query, (interrupt_id,))).fetchall()
     if not rows:
         raise UnknownApproval(interrupt_id)
-    return (await _with_decisions(conn, rows))[0]
+    return (await with_decisions(conn, rows))[0]
 
 
 async def lock_pending(conn: Connection, interrupt_ids: Sequence[str]) -> None:
@@ -99,10 +123,10 @@ async def lock_pending(conn: Connection, interrupt_ids: Sequence[str]) -> None:
 
 async def approvals_of(conn: Connection, thread_ids: Sequence[str]) -> dict[str, list[Approval]]:
     """Every approval of these threads by thread id, oldest first."""
-    query = sql.SQL("SELECT {} FROM approvals WHERE thread_id = ANY(%s) ORDER BY requested_at").format(_COLUMNS)
+    query = sql.SQL("SELECT {} FROM approvals WHERE thread_id = ANY(%s) ORDER BY requested_at").format(COLUMNS)
     rows = await (await conn.execute(query, (list(thread_ids),))).fetchall()
     found: dict[str, list[Approval]] = {thread_id: [] for thread_id in thread_ids}
-    for approval in await _with_decisions(conn, rows):
+    for approval in await with_decisions(conn, rows):
         found[approval.thread_id].append(approval)
     return found
 
@@ -120,13 +144,13 @@ async def latest_approvals(
     query = sql.SQL(
         "SELECT {} FROM approvals WHERE {} AND {} AND {} ORDER BY requested_at DESC, interrupt_id LIMIT %(limit)s"
     ).format(
-        _COLUMNS,
+        COLUMNS,
         sql.SQL("status = %(status)s" if status else "true"),
         page.where,
         only.where if only else sql.SQL("true"),
     )
     rows = await conn.execute(query, {"status": status, "limit": limit, **page.values, **(only.values if only else {})})
-    return await _with_decisions(conn, await rows.fetchall())
+    return await with_decisions(conn, await rows.fetchall())
 
 
 async def latest_decisions(
@@ -166,46 +190,31 @@ async def decide(conn: Connection, interrupt_id: str, person: Person, verdict: V
     """Record one person's verdict, in a transaction of its own, and settle the approval if that settles it.
 
     Returns only after the commit, so the door may answer. Safe to repeat: the same verdict again, by anyone who may
-    decide, records nothing and succeeds. Raises UnknownApproval, NotAllowed, StaleRequest, ApprovalExpired, or
-    AlreadyDecided if the approval was settled the other way.
+    decide, records nothing and succeeds. Raises UnknownApproval, NotAllowed, StaleRequest, PageNeeded, Tampered,
+    ApprovalExpired, or AlreadyDecided if the approval was settled the other way.
     """
     async with conn.transaction():
         approval = await approval_of(conn, interrupt_id, lock=True)
-        check_person(approval, person)
+        if not approval.whole:
+            raise Tampered(interrupt_id)
+        standing = await _standing(conn, approval, person)
         if verdict.request_hash not in (None, approval.request_hash):
             raise StaleRequest(interrupt_id)
         if approval.status != "pending":
             _check_same(approval, verdict)
             return Decided(approval=approval, recorded=False)
         await _check_time(conn, approval)
+        if approval.step_up and (verdict.door, verdict.verdict) == ("slack", "approve"):
+            raise PageNeeded(interrupt_id)
         verdict = replace(verdict, answer=_checked_answer(approval, person, verdict))
-        decision = await _record(conn, approval, person, verdict)
+        decision = await _record(conn, approval, person, standing, verdict)
         if decision is None:
             return Decided(approval=approval, recorded=False)
         others = [other for other in approval.decisions if other.person != decision.person]
-        approval = await _settle_if_decided(conn, replace(approval, decisions=(*others, decision)))
+        approval = await settle_if_decided(conn, replace(approval, decisions=(*others, decision)))
         settled: tuple[EventType, ...] = () if approval.status == "pending" else ("approval.decided",)
-        await _record_events(conn, approval, "approval.voted", *settled)
+        await record_changes(conn, approval, "approval.voted", *settled)
         return Decided(approval=approval, recorded=True)
-
-
-async def expire_overdue(conn: Connection, *, limit: int = 100) -> int:
-    """Settle pending approvals whose time is over as `expired`; how many. Locked ones are being decided: skipped."""
-    async with conn.transaction():
-        rows = await conn.execute(
-            sql.SQL(
-                "UPDATE approvals SET status = 'expired', settled_at = clock_timestamp() WHERE interrupt_id IN ("
-                "SELECT interrupt_id FROM approvals WHERE status = 'pending' AND expires_at <= clock_timestamp()"
-                " ORDER BY expires_at LIMIT %s FOR UPDATE SKIP LOCKED) RETURNING {}"
-            ).format(_COLUMNS),
-            (limit,),
-        )
-        expired = await _with_decisions(conn, await rows.fetchall())
-        for approval in expired:
-            await notices.change_card(conn, approval.interrupt_id)
-            await _record_events(conn, approval, "approval.expired")
-            await threads.wake(conn, approval.thread_id)
-    return len(expired)
 
 
 async def withdraw(conn: Connection, thread_id: str, person: Person, reason: str = "") -> None:
@@ -223,17 +232,17 @@ async def withdraw(conn: Connection, thread_id: str, person: Person, reason: str
                 "UPDATE approvals SET status = 'withdrawn', settled_at = clock_timestamp(), withdrawn_by = %s,"
                 " withdrawn_why = %s WHERE interrupt_id IN (SELECT interrupt_id FROM approvals"
                 " WHERE thread_id = %s AND status = 'pending' ORDER BY interrupt_id FOR UPDATE) RETURNING {}"
-            ).format(_COLUMNS),
+            ).format(COLUMNS),
             (person.key, reason, thread_id),
         )
-        withdrawn = await _with_decisions(conn, await rows.fetchall())
+        withdrawn = await with_decisions(conn, await rows.fetchall())
         if not withdrawn:
             await _check_withdrawn(conn, thread)
             return
         await threads.wake(conn, thread_id)
         for approval in withdrawn:
             await notices.change_card(conn, approval.interrupt_id)
-            await _record_events(conn, approval, "approval.withdrawn")
+            await record_changes(conn, approval, "approval.withdrawn")
 
 
 async def _check_withdrawn(conn: Connection, thread: Thread) -> None:
@@ -244,24 +253,30 @@ async def _check_withdrawn(conn: Connection, thread: Thread) -> None:
         raise NothingToDecide(thread.thread_id, was)
 
 
-def check_person(approval: Approval, person: Person) -> None:
-    """Raise NotAllowed, which says why, unless the policy lets this person decide this approval."""
-    if person.trusted:
-        return
-    if is_requester(approval.requested_by, person):
-        raise NotAllowed(person.name, "nobody decides a request of their own")
-    if not names_person(approval.approvers, person):
-        who = (
-            ", ".join(approval.approvers)
-            or "nobody is, so only the command line can: set APPROVERS, or the tier's approvers"
-        )
-        raise NotAllowed(person.name, f"not on the list of approvers ({who})")
+async def _standing(conn: Connection, approval: Approval, person: Person) -> Standing:
+    """As whom they decide. Those who are away are looked for only if they matter."""
+    try:
+        return check_person(approval, person)
+    except GroupsUnknown:
+        raise
+    except NotAllowed as exc:
+        acting = await with_absent(conn, person)
+        if not acting.acts_for:
+            raise exc from None
+    return check_person(approval, acting)
+
+
+async def renew_fingerprint(conn: Connection, interrupt_id: str) -> None:
+    """We have changed its rules ourselves."""
+    await conn.execute(
+        "UPDATE approvals a SET fingerprint = approval_fingerprint(a) WHERE interrupt_id = %s", (interrupt_id,)
+    )
 
 
 def _checked_answer(approval: Approval, person: Person, verdict: Verdict) -> dict[str, Any] | None:
     """What the verdict says beyond yes or no. Those who approve must say the same. Raises BadInput, NotAllowed."""
     answer = checked_answer(question_of(approval.request), verdict.verdict, verdict.answer)
-    for other in approval.decisions:
+    for other in approval.votes:
         if verdict.verdict == other.verdict == "approve" and canonical(other.answer) != canonical(answer):
             raise NotAllowed(person.name, f"{other.person_name} has approved it with another answer: reject it instead")
     return answer
@@ -281,24 +296,34 @@ def _check_same(approval: Approval, verdict: Verdict) -> None:
 
 async def _check_time(conn: Connection, approval: Approval) -> None:
     """The database's clock is the only one: two machines must not disagree about a deadline."""
-    if approval.expires_at is None:
+    if approval.expires_at is None or escalates(approval):
         return
     row = await (await conn.execute("SELECT %s <= clock_timestamp() AS over", (approval.expires_at,))).fetchone()
     if row is None or row["over"]:
         raise ApprovalExpired(approval.interrupt_id, approval.expires_at)
 
 
-async def _record(conn: Connection, approval: Approval, person: Person, verdict: Verdict) -> Decision | None:
-    """Write the verdict; None if this person has given it before.
+async def _record(
+    conn: Connection, approval: Approval, person: Person, standing: Standing, verdict: Verdict
+) -> Decision | None:
+    """Write the verdict; None if this voice has given it before, by whomever.
 
-    While the approval is pending an approve may be turned into a reject, never back.
+    While the approval is pending an approve may be turned into a reject, never back. One that is void is as none.
     """
+    absent = standing.absent
+    voice = bare_name(absent.key if absent else person.key)
+    if any(vote.voice == voice and vote.verdict == verdict.verdict for vote in approval.votes):
+        return None
+    if absent and any(voice == vote.voice for vote in approval.votes):
+        raise NotAllowed(person.name, f"{absent.name} has decided it already")
     rows = await conn.execute(
-        "INSERT INTO decisions (interrupt_id, person, person_name, verdict, door, reason, answer)"
-        " VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT (interrupt_id, person) DO UPDATE"
+        "INSERT INTO decisions (interrupt_id, person, person_name, verdict, door, reason, answer, for_person, for_name,"
+        " listed_as) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (interrupt_id, person) DO UPDATE"
         " SET verdict = EXCLUDED.verdict, door = EXCLUDED.door, reason = EXCLUDED.reason, answer = EXCLUDED.answer,"
-        " decided_at = EXCLUDED.decided_at WHERE decisions.verdict = 'approve' AND EXCLUDED.verdict = 'reject'"
-        " RETURNING person, person_name, verdict, door, reason, decided_at, answer",
+        " for_person = EXCLUDED.for_person, for_name = EXCLUDED.for_name, listed_as = EXCLUDED.listed_as,"
+        " void = false, decided_at = EXCLUDED.decided_at"
+        " WHERE decisions.void OR (decisions.verdict = 'approve' AND EXCLUDED.verdict = 'reject')"
+        f" RETURNING {_DECISION}",
         (
             approval.interrupt_id,
             person.key,
@@ -307,19 +332,21 @@ async def _record(conn: Connection, approval: Approval, person: Person, verdict:
             verdict.door,
             verdict.reason,
             Jsonb(verdict.answer) if verdict.answer is not None else None,
+            absent.key if absent else None,
+            absent.name if absent else None,
+            standing.listed_as,
         ),
     )
     row = await rows.fetchone()
     return Decision(**row) if row else None
 
 
-async def _settle_if_decided(conn: Connection, approval: Approval) -> Approval:
-    """The approval as it is with its newest decision: settled, or still pending."""
-    verdicts = [decision.verdict for decision in approval.decisions]
+async def settle_if_decided(conn: Connection, approval: Approval) -> Approval:
+    """The approval as it is with its newest decisions: settled, or still pending."""
     await notices.change_card(conn, approval.interrupt_id)
-    if "reject" in verdicts:
+    if any(vote.verdict == "reject" for vote in approval.votes):
         status = "rejected"
-    elif verdicts.count("approve") >= approval.required:
+    elif approval.approvals_given >= approval.required:
         status = "approved"
     else:
         return approval
@@ -334,12 +361,11 @@ async def _settle_if_decided(conn: Connection, approval: Approval) -> Approval:
     return replace(approval, **row)
 
 
-async def _with_decisions(conn: Connection, rows: Sequence[dict[str, Any]]) -> list[Approval]:
+async def with_decisions(conn: Connection, rows: Sequence[dict[str, Any]]) -> list[Approval]:
     if not rows:
         return []
     cursor = await conn.execute(
-        "SELECT interrupt_id, person, person_name, verdict, door, reason, decided_at, answer FROM decisions"
-        " WHERE interrupt_id = ANY(%s) ORDER BY decided_at",
+        f"SELECT interrupt_id, {_DECISION} FROM decisions WHERE interrupt_id = ANY(%s) ORDER BY decided_at",
         ([row["interrupt_id"] for row in rows],),
     )
     made: dict[str, list[Decision]] = {}
@@ -349,9 +375,11 @@ async def _with_decisions(conn: Connection, rows: Sequence[dict[str, Any]]) -> l
 
 
 def _approval(row: dict[str, Any], decisions: Sequence[Decision]) -> Approval:
-    return Approval(**row | {"approvers": tuple(row["approvers"]), "decisions": tuple(decisions)})
+    lists = {name: tuple(row[name]) for name in ("approvers", "escalate_to", "raised_by")}
+    return Approval(**row | lists | {"decisions": tuple(decisions)})
 
 
-async def _record_events(conn: Connection, approval: Approval, *types: EventType) -> None:
+async def record_changes(conn: Connection, approval: Approval, *types: EventType) -> None:
+    """This has happened to the approval, as it is now."""
     data = facts_of_approval(approval)
     await record_events(conn, approval.thread_id, *types, data=data, interrupt_id=approval.interrupt_id)

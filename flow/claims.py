@@ -12,7 +12,7 @@ is not the same each time (the policy, the model) is written to the state once a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from typing import Any, TypedDict
 
 from langgraph.graph import END, START, StateGraph
@@ -53,14 +53,12 @@ async def intake(state: State, runtime: Runtime[Pen]) -> State:
 
 
 async def decide(state: State, runtime: Runtime[Pen]) -> State:
-    policy = runtime.context.policy
-    tiers = policy.tiers_of(_claim_of(state))
+    policy, claim = runtime.context.policy, _claim_of(state)
+    tiers = policy.tiers_of(claim)
     if not tiers and state["needs_review"]:
         # The one thing that advice can do: add an approval.
-        tiers = policy.review_tiers()
-    # What is not set is left out: another release may not know it.
-    kept = [{name: value for name, value in asdict(tier).items() if value is not None} for tier in tiers]
-    return {"tiers": kept, "approved": not tiers}
+        tiers = policy.review_tiers(claim)
+    return {"tiers": [tier.as_state() for tier in tiers], "approved": not tiers}
 
 
 async def approve(state: State) -> State:
@@ -100,11 +98,11 @@ async def _check_approved(conn: Connection, state: State, claim: Claim) -> None:
 
 
 def _grants(approval: Approval, claim: Claim, flow_version: str) -> bool:
-    votes = [decision.verdict for decision in approval.decisions]
     return (
         approval.status == "approved"
-        and "reject" not in votes
-        and votes.count("approve") >= approval.required
+        and approval.whole
+        and all(vote.verdict == "approve" for vote in approval.votes)
+        and approval.approvals_given >= approval.required
         and Claim.of_input(approval.request) == claim
         and approval.request_hash
         == request_hash(
@@ -175,9 +173,7 @@ class ClaimFlow(Flow):
 
     def tier_of(self, asked: Asked, pause: Interrupt, policy: Policy) -> Tier:  # noqa: ARG002
         """As the state holds it, whatever the policy says by now."""
-        known = {field.name for field in fields(Tier)}
-        tier = {name: value for name, value in pause.value["tier"].items() if name in known}
-        return Tier(**tier | {"approvers": tuple(tier["approvers"])})
+        return Tier.of_state(pause.value["tier"])
 
 
 FLOW = ClaimFlow(name=CLAIM_FLOW, version=CLAIM_FLOW_VERSION, build=build, input=ClaimInput)

@@ -79,6 +79,30 @@ class NotAllowed(FlowError):
         super().__init__(f"{person} may not decide this: {why}")
 
 
+class GroupsUnknown(NotAllowed):
+    """The person is on the list if they are in one of its Slack user groups, which this door has not asked yet."""
+
+    def __init__(self, person: str, groups: Sequence[str]) -> None:
+        self.groups = tuple(groups)
+        super().__init__(person, f"nobody has said whether they are in {', '.join(groups)}")
+
+
+class PageNeeded(FlowError):
+    """A click in Slack is not enough to approve this much."""
+
+    def __init__(self, interrupt_id: str) -> None:
+        self.interrupt_id = interrupt_id
+        super().__init__("this much is approved on its page only, not by a click: open the page from the card")
+
+
+class Tampered(FlowError):
+    """A request's row is not what it was when it was asked; nobody decides it, and the operators are told."""
+
+    def __init__(self, interrupt_id: str) -> None:
+        self.interrupt_id = interrupt_id
+        super().__init__("this request was changed in the database after it was asked: nobody can decide it")
+
+
 class AlreadyDecided(FlowError):
     """The approval was settled with another verdict; the first one stands."""
 

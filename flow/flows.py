@@ -226,4 +226,6 @@ def _flows_of(module: str) -> Sequence[Flow]:
 
 def settled_the_same(asked: Asked, approval: Approval) -> bool:
     """Whether what was approved is what the flow asks for, by its row and by the flow itself."""
+    if not approval.whole:
+        return False
     return asked.digest == approval.request_hash and asked.request == approval.request and asked.tier == approval.tier

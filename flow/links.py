@@ -25,6 +25,7 @@ from flow.inputs import mail_person
 from flow.model import Approval, Person, Verdict
 from flow.questions import bare
 from flow.sessions import digest_of, new_token
+from flow.standing import check_person
 
 # Of a million codes: whoever has the link but not the code gets through once in 200,000 times.
 CODE_TRIES = 5
@@ -74,7 +75,7 @@ def wants_code(request: Mapping[str, Any], step_up_over: Decimal | None) -> bool
 
 async def make_link(conn: Connection, approval: Approval, person: Person, *, by: str, with_code: bool) -> NewLink:
     """A link for this person, in the place of any that they have. Raises NotAllowed if they may not decide it."""
-    approvals.check_person(approval, person)
+    check_person(approval, person)
     token, code = new_token(), _new_code() if with_code else None
     async with conn.transaction():
         # Two at once would both find nothing to revoke.

@@ -12,13 +12,19 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Literal
 
+from flow.text import bare_name
+
 VerdictName = Literal["approve", "reject"]
+OnExpiry = Literal["reject", "escalate"]
+PostTo = Literal["channel", "direct", "both"]
 EventType = Literal[
     "approval.requested",
     "approval.voted",
     "approval.decided",
     "approval.expired",
+    "approval.escalated",
     "approval.withdrawn",
+    "approval.changed",
     "payment.paid",
     "payment.unknown",
     "thread.done",
@@ -87,6 +93,8 @@ class Thread:
     due_at: datetime | None
     created_at: datetime
     put_off: bool
+    # Fields of the input that are not asked for any more as they were filed, and what is asked for instead.
+    changed: dict[str, Any] | None = None
     # Steps of a long flow: how many are done, of how many.
     progress: tuple[int, int] | None = None
     # What a flow without a payment has come to: any JSON value, once it is done.
@@ -99,6 +107,11 @@ class Thread:
     @property
     def over(self) -> bool:
         return self.status in OVER
+
+    @property
+    def asks_for(self) -> dict[str, Any]:
+        """The input as it is by now."""
+        return self.input | (self.changed or {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +126,23 @@ class Decision:
     decided_at: datetime
     # What it says beyond yes or no: see flow.questions.
     answer: dict[str, Any] | None = None
+    # Whoever gave their vote into this person's hands while away.
+    for_person: str | None = None
+    for_name: str | None = None
+    # The name by which the list of approvers had whoever's voice it is; None: at the command line, off the list.
+    listed_as: str | None = None
+    # It counts no more: the rules were changed on purpose.
+    void: bool = False
+
+    @property
+    def who(self) -> str:
+        """Who decided, in words: "Bob", or "Bob for Alice"."""
+        return f"{self.person_name} for {self.for_name}" if self.for_name else self.person_name
+
+    @property
+    def voice(self) -> str:
+        """Whose vote it is, however their name is written."""
+        return bare_name(self.for_person or self.person)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +164,23 @@ class Approval:
     # The key of whoever took the request back.
     withdrawn_by: str | None = None
     withdrawn_why: str = ""
+    # The rules of its tier: see flow.policy.Tier.
+    rank: int = 0
+    on_expiry: OnExpiry = "reject"
+    escalate_to: tuple[str, ...] = ()
+    expires_after_s: float | None = None
+    escalated_at: datetime | None = None
+    self_approval: bool = False
+    step_up: bool = False
+    post_to: PostTo = "channel"
+    channel: str | None = None
+    # Superseded by a request for this, proposed by this person.
+    changed_to: dict[str, Any] | None = None
+    changed_by: str | None = None
+    # Names of whoever raised the amount to this one.
+    raised_by: tuple[str, ...] = ()
+    # False if somebody has changed past us what it says, or by which rules it is decided.
+    whole: bool = True
     decisions: tuple[Decision, ...] = ()
 
     @property
@@ -142,7 +189,17 @@ class Approval:
         if self.status not in ("approved", "rejected"):
             return None
         wanted = "reject" if self.status == "rejected" else "approve"
-        return next((d for d in reversed(self.decisions) if d.verdict == wanted), None)
+        return next((d for d in reversed(self.votes) if d.verdict == wanted), None)
+
+    @property
+    def votes(self) -> tuple[Decision, ...]:
+        """The decisions that count."""
+        return tuple(decision for decision in self.decisions if not decision.void)
+
+    @property
+    def approvals_given(self) -> int:
+        """How many different voices have approved."""
+        return len({decision.voice for decision in self.votes if decision.verdict == "approve"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,17 +217,29 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Absent:
+    """Somebody who is away, by the key and the names that they have."""
+
+    key: str
+    name: str
+    names: frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Person:
     """Who decides. `key` is what is recorded; `names` are all names that the door vouches for, the key among them.
 
     An approver list names a person if it holds one of `names`. `trusted` is the command line: whoever types there
-    has the database anyway.
+    has the database anyway. `groups_known` is False where a door can still ask which Slack user groups they are in.
+    `acts_for` are those whom they decide for at this time.
     """
 
     key: str
     name: str
     names: frozenset[str]
     trusted: bool = False
+    groups_known: bool = True
+    acts_for: tuple[Absent, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

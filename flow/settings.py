@@ -107,9 +107,7 @@ class Settings(BaseSettings):
     @field_validator("slack_channel", "slack_ops_channel")
     @classmethod
     def _is_a_channel_id(cls, channel: str | None) -> str | None:
-        if channel is not None and not re.fullmatch(r"[CGD][A-Z0-9]{2,}", channel):
-            raise ValueError("give the channel's id (C…), not its name: a name can change hands")
-        return channel
+        return channel if channel is None else channel_id(channel)
 
     @field_validator("flows")
     @classmethod
@@ -301,7 +299,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # token.
 _MEMBER = r"[UW][A-Z0-9]{2,}|slack:[TE][A-Z0-9]{2,}/[UW][A-Z0-9]{2,}"
 _APPROVER = re.compile(
-    rf"{_MEMBER}|(?:mail:)?{ADDRESS.pattern}"
+    rf"{_MEMBER}|S[A-Z0-9]{{2,}}|@[a-z0-9][a-z0-9._-]{{0,79}}|(?:mail:)?{ADDRESS.pattern}"
     r"|webhook:[a-z0-9][a-z0-9-]{0,62}:[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}|api:[a-z0-9][a-z0-9-]{0,62}"
 )
 _VIEWER = re.compile(rf"{_MEMBER}|(?:mail:)?{ADDRESS.pattern}|cli:\S{{1,200}}")
@@ -319,12 +317,19 @@ def read_settings() -> Settings:
         raise SettingError(f".env is not UTF-8 text: {exc}") from exc
 
 
+def channel_id(text: str) -> str:
+    """The id of a Slack channel. Raises ValueError."""
+    if not re.fullmatch(r"[CGD][A-Z0-9]{2,}", text):
+        raise ValueError("give the channel's id (C…), not its name: a name can change hands")
+    return text
+
+
 def approver_name(name: str) -> str:
     """How a list has this person. Raises ValueError for what names nobody."""
     if not _APPROVER.fullmatch(name):
         raise ValueError(
-            f"{name!r} names nobody: write U01ALICE or slack:T01TEAM/U01ALICE (Slack member ids),"
-            " alice@example.com, webhook:ENDPOINT:NAME, or api:TOKEN"
+            f"{name!r} names nobody: write U01ALICE or slack:T01TEAM/U01ALICE (Slack member ids), @finance or S01FIN"
+            " (Slack user groups), alice@example.com, webhook:ENDPOINT:NAME, or api:TOKEN"
         )
     return _lowered(name)
 

@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 
-from flow import approvals, receipts, reminders, threads
+from flow import deadlines, receipts, reminders, threads
 from flow.database import AWAY, POLL_S, Connection, Lock, connect, wakes
 from flow.errors import DatabaseUnavailable
 from flow.standby import Report, Standby, Zygote
@@ -220,7 +220,7 @@ class Worker:
             # Nobody rings when its driver dies. One timer for all of them, however often the bell rings.
             self._looks_again_at = loop.time() + _BETWEEN_LOOKS_AT_OTHERS_S
             loop.call_at(self._looks_again_at, self._look.set)
-        await approvals.expire_overdue(self._conn)
+        await deadlines.expire_overdue(self._conn)
         await self._tidy(self._conn)
         return wanting
 

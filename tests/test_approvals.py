@@ -12,8 +12,9 @@ import psycopg
 import pytest
 from psycopg import errors
 
-from flow.approvals import Decided, approval_of, approvals_of, decide, expire_overdue
+from flow.approvals import Decided, approval_of, approvals_of, decide
 from flow.database import Connection, connect
+from flow.deadlines import expire_overdue
 from flow.errors import AlreadyDecided, ApprovalExpired, NotAllowed, StaleRequest, UnknownApproval
 from flow.model import Person, Verdict
 from flow.policy import Tier
@@ -81,6 +82,10 @@ async def test_a_verdict_settles_wakes_and_changes_the_card(conn: Connection, ve
         "door": "slack",
         "reason": verdict.reason,
         "answer": None,
+        "for_person": None,
+        "for_name": None,
+        "listed_as": "U01ALICE",
+        "void": False,
     }
 
 

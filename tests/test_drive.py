@@ -12,8 +12,9 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import interrupt
 
 from flow import claims, threads
-from flow.approvals import approval_of, decide, expire_overdue
+from flow.approvals import approval_of, decide
 from flow.database import Connection
+from flow.deadlines import expire_overdue
 from flow.errors import DriveFailed, NotApproved, ThreadExists, UnknownThread
 from flow.flows import Flows
 from flow.model import Claim, request_hash

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from flow import payments, threads
-from flow.approvals import decide, expire_overdue
+from flow.approvals import decide
 from flow.database import Connection
+from flow.deadlines import expire_overdue
 from flow.drive import drive
 from flow.events import events_after
 from flow.flows import Flows

@@ -29,8 +29,9 @@ from hypothesis.stateful import (
 from bot import blocks
 from bot.deliver import _facts
 from flow import notices, threads
-from flow.approvals import decide, expire_overdue
+from flow.approvals import decide
 from flow.database import Connection, Role, connect
+from flow.deadlines import expire_overdue
 from flow.drive import drive
 from flow.errors import DriveFailed, FlowError, ThreadExists
 from flow.flows import Flows

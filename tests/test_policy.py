@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from bot.blocks import card
-from flow.approvals import approval_of, approvals_of, decide, expire_overdue
+from flow.approvals import approval_of, approvals_of, decide
 from flow.claims import FLOW
 from flow.database import Connection
+from flow.deadlines import expire_overdue
 from flow.drive import drive
 from flow.errors import NotAllowed, SettingError, Unaskable
 from flow.flows import Flows
@@ -51,7 +52,11 @@ def names_of(policy: Tiers, amount: str, currency: str) -> list[str]:
 
 def test_the_example_is_a_policy(policy: Tiers) -> None:
     assert policy.rules[1].tier == Tier(
-        name="vp", approvers=("U03DANA", "U04EMIL", "webhook:acme:carol"), required=2, expires_after_s=604_800
+        name="vp",
+        approvers=("U03DANA", "U04EMIL", "webhook:acme:carol"),
+        required=2,
+        expires_after_s=604_800,
+        rank=1,
     )
     assert policy.rules[0].over == {"USD": Decimal("100.00"), "EUR": Decimal("100.00")}
     assert in_words(policy.rules[1].tier) == "vp: 2 of U03DANA, U04EMIL, webhook:acme:carol, within 7 days"
@@ -127,7 +132,7 @@ def test_a_tier_for_flows_alone_is_not_asked_for_claims_and_the_first_is_asked_w
     text = '[[tiers]]\nname = "analyst"\napprovers = ["U01ALICE"]\nclaims = false\n'
     policy = read_policy(written(tmp_path, text + '[[tiers]]\nname = "all"\napprovers = ["U02BOB"]\n'))
     assert names_of(policy, "5", "USD") == ["all"]
-    assert [tier.name for tier in policy.review_tiers()] == ["all"]
+    assert [tier.name for tier in policy.review_tiers(parse_claim(amount="5", currency="USD"))] == ["all"]
     assert policy.tier("analyst").approvers == ("U01ALICE",)
     assert policy.tier("approval") == Tier(name="approval", approvers=("U01ALICE",))
 

@@ -1,0 +1,68 @@
+"""What happens when the time for a decision is over: the request expires, or others are asked, too, for as long again.
+
+Rows with a due time, settled by the worker's clock. Whoever decides at that moment has the row's lock, and is waited
+for by nobody: the clock looks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from psycopg import sql
+
+from flow import approvals, mails, notices, threads
+from flow.database import Connection
+from flow.model import Approval
+from flow.standing import escalates
+
+
+async def expire_overdue(conn: Connection, *, limit: int = 100) -> int:
+    """Settle what is overdue, or escalate it; how many. Locked ones are being decided: skipped."""
+    async with conn.transaction():
+        rows = await conn.execute(
+            sql.SQL(
+                "SELECT {} FROM approvals WHERE status = 'pending' AND expires_at <= clock_timestamp()"
+                " ORDER BY expires_at LIMIT %s FOR UPDATE SKIP LOCKED"
+            ).format(approvals.COLUMNS),
+            (limit,),
+        )
+        overdue = await approvals.with_decisions(conn, await rows.fetchall())
+        await _expire(conn, [approval for approval in overdue if not escalates(approval)])
+        for approval in filter(escalates, overdue):
+            await _escalate(conn, approval)
+    return len(overdue)
+
+
+async def _escalate(conn: Connection, approval: Approval) -> None:
+    """Ask the others, too: once, and for as long as the first were asked."""
+    asked = (*approval.approvers, *approval.escalate_to)
+    rows = await conn.execute(
+        "UPDATE approvals SET approvers = %s, escalated_at = clock_timestamp(),"
+        " expires_at = clock_timestamp() + expires_after_s * interval '1 second'"
+        " WHERE interrupt_id = %s RETURNING escalated_at, expires_at",
+        (list(asked), approval.interrupt_id),
+    )
+    row = await rows.fetchone()
+    assert row is not None
+    await approvals.renew_fingerprint(conn, approval.interrupt_id)
+    escalated = replace(approval, approvers=asked, escalated_at=row["escalated_at"], expires_at=row["expires_at"])
+    await notices.change_card(conn, approval.interrupt_id)
+    await notices.remind(conn, approval.interrupt_id, approval.thread_id)
+    await mails.ask_by_mail(conn, approval.interrupt_id, approval.escalate_to, requested_by=approval.requested_by)
+    await approvals.record_changes(conn, escalated, "approval.escalated")
+
+
+async def _expire(conn: Connection, overdue: Sequence[Approval]) -> None:
+    for approval in overdue:
+        rows = await conn.execute(
+            "UPDATE approvals SET status = 'expired', settled_at = clock_timestamp() WHERE interrupt_id = %s"
+            " RETURNING settled_at",
+            (approval.interrupt_id,),
+        )
+        row = await rows.fetchone()
+        assert row is not None
+        await notices.change_card(conn, approval.interrupt_id)
+        expired = replace(approval, status="expired", settled_at=row["settled_at"])
+        await approvals.record_changes(conn, expired, "approval.expired")
+        await threads.wake(conn, approval.thread_id)

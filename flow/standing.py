@@ -1,0 +1,64 @@
+"""Whether one person may decide one approval, by the rules in its row, and with whose voice: their own, or that of
+somebody who is away.
+
+A list that names nobody lets nobody decide. Whatever is unclear is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flow.errors import GroupsUnknown, NotAllowed
+from flow.model import Absent, Approval, Person
+from flow.policy import is_group, is_requester, names_person
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """As whom a person decides. `listed_as` is the name that the list has for the voice; None: the command line's."""
+
+    listed_as: str | None
+    absent: Absent | None = None
+
+
+def check_person(approval: Approval, person: Person) -> Standing:
+    """As whom this person decides this approval. Raises NotAllowed, which says why they may not.
+
+    GroupsUnknown, one of those, says that they may if they are in one of the list's user groups.
+    """
+    if person.trusted:
+        return Standing(listed_as=None)
+    if is_requester(approval.requested_by, person) and not approval.self_approval:
+        raise NotAllowed(person.name, "nobody decides a request of their own")
+    if names_person(approval.raised_by, person):
+        raise NotAllowed(person.name, "whoever raised the amount asks for it, and another one decides")
+    if listed_as := _listed_as(approval, person.names):
+        return Standing(listed_as=listed_as)
+    groups = tuple(filter(is_group, approval.approvers))
+    if groups and not person.groups_known:
+        raise GroupsUnknown(person.name, groups)
+    for absent in person.acts_for:
+        if listed_as := _listed_for(approval, absent):
+            return Standing(listed_as=listed_as, absent=absent)
+    who = ", ".join(approval.approvers) or (
+        "nobody is, so only the command line can: set APPROVERS, or the tier's approvers"
+    )
+    raise NotAllowed(person.name, f"not on the list of approvers ({who})")
+
+
+def escalates(approval: Approval) -> bool:
+    """Whether the end of its time is not its own end: others are asked, too. Until then the first may still decide."""
+    return approval.on_expiry == "escalate" and approval.escalated_at is None
+
+
+def _listed_as(approval: Approval, names: frozenset[str]) -> str | None:
+    return next((name for name in approval.approvers if name in names), None)
+
+
+def _listed_for(approval: Approval, absent: Absent) -> str | None:
+    """The name that stands for somebody who is away; None if they could not decide it themselves, either."""
+    away = Person(key=absent.key, name=absent.name, names=absent.names)
+    if is_requester(approval.requested_by, away) or names_person(approval.raised_by, away):
+        # Not even where a person may approve what they ask for: somebody else's word would stand for nobody's.
+        return None
+    return _listed_as(approval, absent.names)
