@@ -55,8 +55,9 @@ async def request_approval(
         sql.SQL(
             "INSERT INTO approvals (interrupt_id, thread_id, tier, request, request_hash, requested_by, raised_by,"
             " approvers, required, rank, expires_after_s, on_expiry, escalate_to, self_approval, step_up, post_to,"
-            " channel, expires_at) SELECT %s, thread_id, %s, %s, %s, %s, coalesce(raised_by, '{{}}'), %s, %s, %s, %s,"
-            " %s, %s, %s, %s, %s, %s, clock_timestamp() + %s * interval '1 second' FROM threads WHERE thread_id = %s"
+            " channel, requested_at, expires_at) SELECT %s, thread_id, %s, %s, %s, %s, coalesce(raised_by, '{{}}'), %s, %s, %s, %s,"
+            " %s, %s, %s, %s, %s, %s, now, now + %s * interval '1 second'"
+            " FROM threads, clock_timestamp() AS now WHERE thread_id = %s"
             " ON CONFLICT (interrupt_id) DO NOTHING RETURNING {}"
         ).format(COLUMNS),
         (
