@@ -13,6 +13,7 @@ from datetime import UTC, datetime, time, timedelta, tzinfo
 from flow.database import Connection, ring
 from flow.errors import BadInput
 from flow.model import Absent, Person
+from flow.policy import is_group
 from flow.text import bare_name
 
 LONGEST = timedelta(days=90)
@@ -37,10 +38,12 @@ class Delegation:
 async def away(conn: Connection, person: Person, *, to: str, until: datetime, made_by: str) -> Delegation:
     """Let whoever has the name `to` decide for this person until then, in the place of anybody before.
 
-    `to` is written as approvers are. Belongs in a transaction of the caller's. Raises BadInput.
+    `to` is written as approvers are. User groups are not handed over: who is in them is Slack's to say. Belongs in a
+    transaction of the caller's. Raises BadInput.
     """
     if bare_name(to) in set(map(bare_name, person.names)):
         raise BadInput("the delegate", to, "it must be somebody else")
+    names = {name for name in person.names if not is_group(name)}
     now = await _now(conn)
     if not now < until <= now + LONGEST:
         raise BadInput("until", until.isoformat(), f"it must be later than now, and at most {LONGEST.days} days away")
@@ -48,7 +51,7 @@ async def away(conn: Connection, person: Person, *, to: str, until: datetime, ma
     rows = await conn.execute(
         "INSERT INTO delegations (person, person_name, names, delegate, made_by, until) VALUES (%s, %s, %s, %s, %s, %s)"
         " RETURNING id, person, person_name, names, delegate, made_by, made_at, until",
-        (person.key, person.name, sorted(person.names), to, made_by, until),
+        (person.key, person.name, sorted(names), to, made_by, until),
     )
     row = await rows.fetchone()
     assert row is not None
