@@ -219,6 +219,7 @@ async def start_thread(call: Call) -> Answer:
                 flow_version=new.flow_version,
                 input=new.input,
                 requested_by=requested_by,
+                filed_by=token.key,
             )
             if thread.requested_by != requested_by:
                 raise Problem(409, f"thread {asked.thread} was started before by somebody else")

@@ -258,6 +258,14 @@ class UnknownToken(FlowError):
         super().__init__(f"no token {name}: see `claim_flow.py tokens list`")
 
 
+class RowMissing(FlowError):
+    """A row of the audit log was sealed, and is gone."""
+
+    def __init__(self, audit_id: int) -> None:
+        self.audit_id = audit_id
+        super().__init__(f"row {audit_id} of the audit log is missing: see `claim_flow.py audit verify`")
+
+
 class UnknownEndpoint(FlowError):
     """No endpoint of outgoing webhooks has this name."""
 

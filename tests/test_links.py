@@ -196,7 +196,7 @@ async def used(site: Site, conn: Connection, mary: Visitor, token: str, fields: 
 
 async def revoked(site: Site, conn: Connection, mary: Visitor, token: str, fields: dict[str, str]) -> None:
     [row] = await all_rows(conn, "SELECT interrupt_id FROM approvals")
-    await links.revoke_link(conn, await approval_of(conn, row["interrupt_id"]), MARY)
+    await links.revoke_link(conn, await approval_of(conn, row["interrupt_id"]), MARY, by="cli:ann")
 
 
 async def replaced(site: Site, conn: Connection, mary: Visitor, token: str, fields: dict[str, str]) -> None:
@@ -377,7 +377,7 @@ async def test_after_five_wrong_codes_the_right_one_is_refused_until_there_is_a_
     assert (await mary.post(f"/a/{made.token}", fields | {"code": made.code})).status == 403
     assert not (await mary.get(f"/a/{made.token}")).has_button("Approve")
     assert await decisions(conn) == []
-    new = await links.make_code(conn, await approval_of(conn, interrupt_id), MARY)
+    new = await links.make_code(conn, await approval_of(conn, interrupt_id), MARY, by="cli:ann")
     assert (await mary.post(f"/a/{made.token}", fields | {"code": new})).status == 303
 
 
