@@ -12,6 +12,7 @@ found out by a head (position and sha256 of the last seal) that was noted elsewh
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -24,7 +25,7 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from flow.database import Connection, Lock, try_lock_until_commit
-from flow.errors import BadInput, RowMissing
+from flow.errors import BadInput, ChainBroken, RowMissing
 from flow.policy import Policy, in_words
 from flow.text import canonical, digest
 
@@ -197,7 +198,8 @@ async def record_policy(conn: Connection, policy: Policy, *, by: str) -> None:
 async def seal(conn: Connection) -> int:
     """Chain up to BATCH rows that are committed and not sealed yet, in a transaction of its own; how many.
 
-    0 also if somebody else is at it: nobody waits. One SELECT if there are none.
+    0 also if somebody else is at it: nobody waits. One SELECT if there are none. Raises ChainBroken: what was cut off
+    must not be covered by what comes later.
     """
     if await (await conn.execute("SELECT FROM audit_unsealed LIMIT 1")).fetchone() is None:
         return 0
@@ -206,6 +208,8 @@ async def seal(conn: Connection) -> int:
             return 0
         # Only now, in statements of their own: they must see what whoever had the lock before has done.
         head = await _head(conn)
+        if head != await _last_seal(conn):
+            raise ChainBroken
         sealed = []
         for entry in await _unsealed(conn):
             head = head.with_row(entry)
@@ -243,6 +247,12 @@ async def _head(conn: Connection) -> Head:
     return Head(**row) if row else EMPTY
 
 
+async def _last_seal(conn: Connection) -> Head:
+    query = "SELECT position, sha256 FROM audit_seals ORDER BY position DESC LIMIT 1"
+    row = await (await conn.execute(query)).fetchone()
+    return Head(**row) if row else EMPTY
+
+
 # Reading
 
 
@@ -252,8 +262,8 @@ async def latest_entries(
     """The newest first, by index; of this thread, and with an id below `before`."""
     where = sql.SQL(" AND ").join(
         [
-            sql.SQL("a.thread_id = %(thread)s" if thread_id else "true"),
-            sql.SQL("a.id < %(before)s" if before else "true"),
+            sql.SQL("a.thread_id = %(thread)s" if thread_id is not None else "true"),
+            sql.SQL("a.id < %(before)s" if before is not None else "true"),
         ]
     )
     query = sql.SQL("SELECT {} FROM audit a WHERE {} ORDER BY a.id DESC LIMIT %(limit)s").format(_COLUMNS, where)
@@ -314,7 +324,9 @@ async def verify(conn: Connection, *, noted: Head | None = None) -> Verified:
 
     `noted`: a head of earlier, which must still be in the chain.
     """
-    await seal_all(conn)
+    with contextlib.suppress(ChainBroken):
+        # What follows finds out in which way.
+        await seal_all(conn)
     async with conn.transaction():
         # One view for all that follows, while others write and seal.
         await conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")

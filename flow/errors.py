@@ -258,6 +258,13 @@ class UnknownToken(FlowError):
         super().__init__(f"no token {name}: see `claim_flow.py tokens list`")
 
 
+class ChainBroken(FlowError):
+    """The audit log's chain does not end where its head says: nothing more is sealed until somebody has looked."""
+
+    def __init__(self) -> None:
+        super().__init__("the audit log was changed, and is not sealed any more: see `claim_flow.py audit verify`")
+
+
 class RowMissing(FlowError):
     """A row of the audit log was sealed, and is gone."""
 

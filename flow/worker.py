@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 
 from flow import approvals, audit, receipts, reminders, threads
 from flow.database import AWAY, POLL_S, Connection, Lock, connect, wakes
-from flow.errors import DatabaseUnavailable
+from flow.errors import ChainBroken, DatabaseUnavailable
 from flow.standby import Report, Standby, Zygote
 
 log = logging.getLogger(__name__)
@@ -234,9 +234,12 @@ class Worker:
             _taken_up, set_aside = await threads.settle_flows(conn, self._flows)
             if set_aside:
                 log.error("%d threads are unavailable: no worker has their flow", set_aside)
-            if await audit.seal(conn) == audit.BATCH:
-                # There is more, after the threads that are due.
-                self._looks_around_at = now
+            try:
+                if await audit.seal(conn) == audit.BATCH:
+                    # There is more, after the threads that are due.
+                    self._looks_around_at = now
+            except ChainBroken as exc:
+                log.error("%s", exc)  # noqa: TRY400 (nobody needs a traceback)
 
     async def _tidy(self, conn: Connection) -> None:
         """Now and then, forget what has been kept for long enough."""

@@ -21,7 +21,7 @@ from flow.approvals import approval_of, decide
 from flow.audit import BATCH, EMPTY, Head, latest_entries, record, seal, seal_all, verify
 from flow.database import Connection, Lock, connect, ensure_schema, try_lock_until_commit
 from flow.drive import drive
-from flow.errors import BadInput, CodeWrong, DriveFailed, FlowError, UnknownToken
+from flow.errors import BadInput, ChainBroken, CodeWrong, DriveFailed, FlowError, UnknownToken
 from flow.flows import Flows
 from flow.inputs import mail_person, parse_claim
 from flow.model import Verdict
@@ -600,6 +600,20 @@ async def test_a_head_that_was_changed_is_found(conn: Connection, five: list[int
     await tamper(conn, f"UPDATE audit_head SET sha256 = '\\x{'ab' * 32}'")
     assert str(await wrong_with(conn)).startswith("the head was changed")
     assert len(five) == 5
+
+
+async def test_nothing_is_sealed_onto_a_chain_that_is_broken(
+    conn: Connection, terminal: Terminal, five: list[int]
+) -> None:
+    await tamper(conn, "DELETE FROM audit_seals WHERE position > 4", f"DELETE FROM audit WHERE id > {five[2]}")
+    await start_claim(conn, amount="20")
+    with pytest.raises(ChainBroken):
+        await seal(conn)
+    assert str(await wrong_with(conn)).startswith(f"what came after row {five[2]}, at position 4, is cut off")
+    # And those who work go on, and say so.
+    done = terminal.run("work", "--once")
+    assert (done.code, "the audit log was changed" in done.err) == (0, True)
+    assert await value(conn, "SELECT status FROM threads") == "paid"
 
 
 async def test_a_head_that_was_noted_stays_in_the_chain(conn: Connection, five: list[int]) -> None:
