@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time, timedelta, tzinfo
 
+from flow import audit
 from flow.database import Connection, ring
 from flow.errors import BadInput
 from flow.model import Absent, Person
@@ -47,7 +48,7 @@ async def away(conn: Connection, person: Person, *, to: str, until: datetime, ma
     now = await _now(conn)
     if not now < until <= now + LONGEST:
         raise BadInput("until", until.isoformat(), f"it must be later than now, and at most {LONGEST.days} days away")
-    await end(conn, person)
+    await end(conn, person, by=made_by)
     rows = await conn.execute(
         "INSERT INTO delegations (person, person_name, names, delegate, made_by, until) VALUES (%s, %s, %s, %s, %s, %s)"
         " RETURNING id, person, person_name, names, delegate, made_by, made_at, until",
@@ -55,20 +56,27 @@ async def away(conn: Connection, person: Person, *, to: str, until: datetime, ma
     )
     row = await rows.fetchone()
     assert row is not None
+    data = {"delegate": to, "until": until.isoformat()}
+    await audit.record(
+        conn, "delegation.made", who=made_by, door=audit.door_of(made_by), for_whom=person.key, data=data
+    )
     await ring(conn)
     return _delegation(row)
 
 
-async def end(conn: Connection, person: Person) -> bool:
+async def end(conn: Connection, person: Person, *, by: str) -> bool:
     """The person is back: nobody decides for them any more. False if nobody did."""
     rows = await conn.execute(
         "UPDATE delegations SET ended_at = clock_timestamp() WHERE person = ANY(%s) AND ended_at IS NULL"
-        " RETURNING until > clock_timestamp() AS held",
+        " RETURNING person, delegate, until > clock_timestamp() AS held",
         (sorted(person.names),),
     )
-    ended = await rows.fetchall()
+    ended = [row for row in await rows.fetchall() if row["held"]]
+    for row in ended:
+        data = {"delegate": row["delegate"]}
+        await audit.record(conn, "delegation.ended", who=by, door=audit.door_of(by), for_whom=row["person"], data=data)
     await ring(conn)
-    return any(row["held"] for row in ended)
+    return bool(ended)
 
 
 async def current(conn: Connection, *, limit: int = 100) -> list[Delegation]:

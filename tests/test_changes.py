@@ -19,7 +19,7 @@ from flow.policy import Policy, Rule, Tier, Tiers
 from flow.threads import thread_of
 from tests.driving import money, run
 from tests.people import ALICE, ANN, BOB, CAROL, EVE, NO, POLICY, YES, ask, start_claim
-from tests.rows import all_rows, one_row, value
+from tests.rows import all_rows, one_row, rewrite, value
 
 MANAGER = Tier(name="manager", approvers=("U01ALICE", "U02BOB"))
 VP = Tier(name="vp", approvers=("U03CAROL",), rank=1)
@@ -216,7 +216,7 @@ def one(approvers: tuple[str, ...], **more: Any) -> Tiers:
 
 async def test_the_policy_reaches_what_waits_when_it_is_told_to(conn: Connection, flows: Flows) -> None:
     first = await waiting(conn, flows)
-    await refresh(conn, one(("U66EVE",), expires_after_s=60.0, remind_every_s=5.0), "t1")
+    await refresh(conn, one(("U66EVE",), expires_after_s=60.0, remind_every_s=5.0), "t1", by="cli:ann")
     approval = await newest(conn)
     assert (approval.interrupt_id, approval.request_hash) == (first.interrupt_id, first.request_hash)
     assert (approval.approvers, approval.whole, approval.status) == (("U66EVE",), True, "pending")
@@ -237,26 +237,26 @@ async def test_votes_of_those_who_are_off_the_list_are_void(conn: Connection, fl
     two = one(POLICY.approvers, required=2)
     await start_claim(conn)
     await run(conn, flows)
-    await refresh(conn, two, "t1")
+    await refresh(conn, two, "t1", by="cli:ann")
     interrupt_id = (await newest(conn)).interrupt_id
     await decide(conn, interrupt_id, ALICE, YES)
-    await refresh(conn, one(("U02BOB", "U03CAROL"), required=2), "t1")
+    await refresh(conn, one(("U02BOB", "U03CAROL"), required=2), "t1", by="cli:ann")
     approval = await newest(conn)
     assert [(each.person, each.void) for each in approval.decisions] == [(ALICE.key, True)]
     assert approval.approvals_given == 0
     await decide(conn, interrupt_id, BOB, YES)
     assert (await newest(conn)).status == "pending"
     # Back on the list their voice is theirs again.
-    await refresh(conn, two, "t1")
+    await refresh(conn, two, "t1", by="cli:ann")
     assert (await newest(conn)).status == "approved"
 
 
 async def test_what_is_enough_by_now_settles_it(conn: Connection, flows: Flows) -> None:
     await start_claim(conn)
     await run(conn, flows)
-    await refresh(conn, one(POLICY.approvers, required=2), "t1")
+    await refresh(conn, one(POLICY.approvers, required=2), "t1", by="cli:ann")
     await decide(conn, (await newest(conn)).interrupt_id, ALICE, YES)
-    await refresh(conn, one(POLICY.approvers), "t1")
+    await refresh(conn, one(POLICY.approvers), "t1", by="cli:ann")
     assert (await newest(conn)).status == "approved"
     assert await run(conn, flows) == "over"
     assert len(await money(conn)) == 1
@@ -265,7 +265,7 @@ async def test_what_is_enough_by_now_settles_it(conn: Connection, flows: Flows) 
 async def test_the_command_lines_word_stays(conn: Connection) -> None:
     interrupt_id = await ask(conn, tier=Tier(name="approval", approvers=("U01ALICE",), required=2))
     await decide(conn, interrupt_id, ANN, YES)
-    await refresh(conn, one(("U02BOB",), required=2), "t1")
+    await refresh(conn, one(("U02BOB",), required=2), "t1", by="cli:ann")
     await decide(conn, interrupt_id, BOB, YES)
     assert (await approval_of(conn, interrupt_id)).status == "approved"
 
@@ -273,15 +273,14 @@ async def test_the_command_lines_word_stays(conn: Connection) -> None:
 async def test_a_tier_that_is_gone_leaves_everything_as_it_was(conn: Connection, flows: Flows) -> None:
     first = await waiting(conn, flows)
     gone = Tiers(rules=(Rule(tier=MANAGER, over={}),))
-    await conn.execute("UPDATE approvals a SET tier = 'old'")
-    await conn.execute("UPDATE approvals a SET fingerprint = approval_fingerprint(a)")
+    await rewrite(conn, "tier = 'old'")
     with pytest.raises(Unaskable, match="no tier 'old'"):
-        await refresh(conn, gone, "t1")
+        await refresh(conn, gone, "t1", by="cli:ann")
     assert (await newest(conn)).approvers == first.approvers
 
 
 async def test_a_thread_that_waits_for_nobody_is_left_alone(conn: Connection, flows: Flows) -> None:
     await start_claim(conn, amount="20")
     await run(conn, flows)
-    assert await refresh(conn, POLICY, "t1") == []
+    assert await refresh(conn, POLICY, "t1", by="cli:ann") == []
     assert await all_rows(conn, "SELECT * FROM approvals") == []

@@ -115,8 +115,8 @@ async def test_its_time_ends_by_itself_and_by_coming_back(conn: Connection) -> N
     with pytest.raises(NotAllowed):
         await decide(conn, interrupt_id, BOB, YES)
     await bob_for(conn, ALICE)
-    assert await delegations.end(conn, ALICE)
-    assert not await delegations.end(conn, ALICE)
+    assert await delegations.end(conn, ALICE, by=ALICE.key)
+    assert not await delegations.end(conn, ALICE, by=ALICE.key)
     with pytest.raises(NotAllowed):
         await decide(conn, interrupt_id, BOB, YES)
 
