@@ -11,7 +11,10 @@ from unittest.mock import ANY
 
 import pytest
 
+from flow.audit import record_policy
 from flow.database import Connection
+from flow.policy import policy_of
+from flow.settings import Settings
 from tests.boundaries import assert_all_is_well, few_at_once, traps, until_sprung
 from tests.command import Done, Terminal, worker
 from tests.drives import until_settled
@@ -52,7 +55,9 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, database_url: str) -> Desk:
+async def desk(tmp_path: Path, database_url: str, conn: Connection) -> Desk:
+    # The first command of all records its policy: then every start asks for as many round trips as the probe.
+    await record_policy(conn, policy_of(Settings()), by="cli:ann")
     return Desk(tmp_path, database_url)
 
 
