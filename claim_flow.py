@@ -709,6 +709,52 @@ def doctor_flow(name: str, as_json: bool) -> None:
     _run(run)
 
 
+@cli.group()
+def approvals() -> None:
+    """Requests that wait."""
+
+
+@approvals.command("refresh")
+@click.option("--thread", "thread_id", metavar="ID", help="What this thread waits for.")
+@click.option("--all", "all_of_them", is_flag=True, help="Everything that waits.")
+def approvals_refresh(thread_id: str | None, all_of_them: bool) -> None:
+    """Apply the policy of today to what waits: by itself a change of it reaches only what is asked afterwards.
+
+    Their time begins anew; votes of those who are not on the list any more are void.
+    """
+    from flow import inputs
+
+    if (thread_id is None) != all_of_them:
+        raise click.UsageError("say --thread ID or --all")
+    if thread_id is not None:
+        inputs.parse_thread_id(thread_id)
+
+    async def run(settings: Settings) -> None:
+        from flow.approvals import waiting_threads
+        from flow.changes import refresh
+        from flow.policy import policy_of
+
+        policy, refused = policy_of(settings), 0
+        async with _database(settings, acts=True) as (_url, conn):
+            for each in [thread_id] if thread_id else await waiting_threads(conn):
+                try:
+                    refreshed = await refresh(conn, policy, each, by=_user())
+                except FlowError as exc:
+                    refused += 1
+                    click.echo(f"{each}: {exc}", err=True)
+                    continue
+                for approval in refreshed:
+                    who = ", ".join(approval.approvers) or "nobody but the command line"
+                    click.echo(f"{each}: {approval.tier}: {approval.required} of {who}: {approval.status}")
+                if not refreshed:
+                    click.echo(f"{each}: it waits for nobody")
+            await _deliver(settings, conn)
+        if refused:
+            raise FlowError(f"{refused} could not be refreshed, and are as they were: the reasons are above")
+
+    _run(run)
+
+
 @cli.command()
 @click.option("--click", "click_too", is_flag=True, help="Press Approve too, and end: for scripts.")
 def demo(click_too: bool) -> None:

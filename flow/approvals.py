@@ -128,6 +128,12 @@ async def supersede(conn: Connection, thread_id: str, *, keep: Sequence[str]) ->
         )
 
 
+async def waiting_threads(conn: Connection) -> list[str]:
+    """Whatever waits for a decision, oldest first, by index."""
+    rows = await conn.execute("SELECT thread_id FROM approvals WHERE status = 'pending' ORDER BY requested_at")
+    return list(dict.fromkeys(row["thread_id"] for row in await rows.fetchall()))
+
+
 async def approval_of(conn: Connection, interrupt_id: str, *, lock: bool = False) -> Approval:
     """The approval with its decisions. Raises UnknownApproval."""
     query = sql.SQL("SELECT {} FROM approvals WHERE interrupt_id = %s {}").format(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +18,10 @@ from flow.flows import Flows
 from flow.model import Approval, Person
 from flow.policy import Policy, Rule, Tier, Tiers
 from flow.threads import thread_of
+from tests.command import Terminal
 from tests.driving import money, run
 from tests.people import ALICE, ANN, BOB, CAROL, EVE, NO, POLICY, YES, ask, start_claim
-from tests.rows import all_rows, one_row, rewrite, value
+from tests.rows import RENEW_FINGERPRINTS, all_rows, one_row, rewrite, value
 
 MANAGER = Tier(name="manager", approvers=("U01ALICE", "U02BOB"))
 VP = Tier(name="vp", approvers=("U03CAROL",), rank=1)
@@ -284,3 +286,28 @@ async def test_a_thread_that_waits_for_nobody_is_left_alone(conn: Connection, fl
     await run(conn, flows)
     assert await refresh(conn, POLICY, "t1", by="cli:ann") == []
     assert await all_rows(conn, "SELECT * FROM approvals") == []
+
+
+def file_policy(folder: Path, tier: str) -> None:
+    (folder / "policy.toml").write_text(f'[[tiers]]\nname = "{tier}"\napprovers = ["U66EVE"]\n')
+
+
+async def test_it_is_told_to_at_the_command_line(
+    conn: Connection, database_url: str, tmp_path: Path, flows: Flows
+) -> None:
+    terminal = Terminal(tmp_path, DATABASE_URL=database_url)
+    await start_claim(conn, "t1")
+    await run(conn, flows)
+    file_policy(tmp_path, "approval")
+    done = terminal.run("approvals", "refresh", "--all")
+    assert (done.code, done.out.strip()) == (0, "t1: approval: 1 of U66EVE: pending")
+    assert (await newest(conn)).approvers == ("U66EVE",)
+    kinds = [row["kind"] for row in await all_rows(conn, "SELECT kind FROM audit WHERE thread_id = 't1' ORDER BY id")]
+    assert kinds == ["thread.started", "approval.requested", "approval.refreshed"]
+    file_policy(tmp_path, "board")
+    await conn.execute("UPDATE approvals SET tier = 'manager'")
+    await conn.execute(RENEW_FINGERPRINTS)
+    done = terminal.run("approvals", "refresh", "--thread", "t1")
+    assert done.code == 1
+    assert "no tier 'manager'" in done.err
+    assert terminal.run("approvals", "refresh").code == 2
