@@ -3,6 +3,7 @@
     plain     the plain script: start, resume
     alone     claim-flow with no worker on its database: start, show, list
     served    claim-flow while `serve` runs: start, and a click on the card that it posted
+    crowded   the same on a database in which 10,000 requests wait
 
 To add a row: return one more number from a probe here, or add a probe, and name it in ROWS.
 """
@@ -32,9 +33,15 @@ from tests.bench.slack_stand_in import CHANNEL, TEAM, SlackStandIn
 from tests.bench.table import Probe, Row
 from tests.slack_requests import FORM, SIGNING_SECRET, block_actions_body, sign
 
+# Requests that wait in the crowded database.
+_CROWD = 10_000
+
 ROWS = (
     Row(ours="click to paid", theirs="resume", at_least=25),
     Row(ours="click to acknowledgement", theirs="resume"),
+    # What waits may cost a click at most half as much again.
+    Row(ours=f"click to paid, {_CROWD:,} wait", theirs="click to paid", at_least=1 / 1.5),
+    Row(ours=f"click to acknowledgement, {_CROWD:,} wait", theirs="click to acknowledgement"),
     Row(ours="start, alone", theirs="start", at_least=1),
     Row(ours="start, a worker runs", theirs="start", at_least=4),
     Row(ours="list", theirs="start", at_least=4),
@@ -54,17 +61,17 @@ _WITHIN_S = 60.0
 async def probes(server_url: str, admin: psycopg.Connection, home: Path) -> AsyncIterator[Sequence[Probe]]:
     """The probes in the order of a round, each on a database of its own."""
     async with contextlib.AsyncExitStack() as stack:
-        plain, alone, served = (stack.enter_context(database(server_url, admin)) for _ in range(3))
+        plain, alone, served, crowded = (stack.enter_context(database(server_url, admin)) for _ in range(4))
         http = await stack.enter_async_context(aiohttp.ClientSession())
         slack = await stack.enter_async_context(SlackStandIn())
-        for url in (alone, served):
+        for url in (alone, served, crowded):
             await timed_ms(CLAIM_FLOW, "setup", env=environment(DATABASE_URL=url), cwd=home)
             await _file_older_claims(url)
-        env = serve_environment(served, slack)
-        serve_url = await stack.enter_async_context(serving(env, home, http))
-        watch = await stack.enter_async_context(
-            await psycopg.AsyncConnection[tuple[Any, ...]].connect(served, autocommit=True)
-        )
+        await _crowd(crowded)
+        lives = [
+            await stack.enter_async_context(_served(url, slack, home, http, suffix))
+            for url, suffix in ((served, ""), (crowded, f", {_CROWD:,} wait"))
+        ]
         numbers = itertools.count(1)
 
         async def plain_life() -> dict[str, float]:
@@ -73,8 +80,22 @@ async def probes(server_url: str, admin: psycopg.Connection, home: Path) -> Asyn
         async def alone_life() -> dict[str, float]:
             return await _alone_life(f"alone-{next(numbers)}", environment(DATABASE_URL=alone), home)
 
-        async def served_life() -> dict[str, float]:
-            thread_id = f"served-{next(numbers)}"
+        yield plain_life, alone_life, *lives
+
+
+@contextlib.asynccontextmanager
+async def _served(
+    url: str, slack: SlackStandIn, home: Path, http: aiohttp.ClientSession, suffix: str
+) -> AsyncIterator[Probe]:
+    """The probe of a `serve` on this database; its series end with `suffix`."""
+    env, numbers = serve_environment(url, slack), itertools.count(1)
+    async with (
+        serving(env, home, http) as serve_url,
+        await psycopg.AsyncConnection[tuple[Any, ...]].connect(url, autocommit=True) as watch,
+    ):
+
+        async def life() -> dict[str, float]:
+            thread_id = f"served{'-crowded' if suffix else ''}-{next(numbers)}"
             await _rest(watch)
             start_ms = await timed_ms(
                 CLAIM_FLOW, "start", "--thread", thread_id, "--amount", _AMOUNT, env=env, cwd=home
@@ -84,9 +105,9 @@ async def probes(server_url: str, admin: psycopg.Connection, home: Path) -> Asyn
             clicked = await _click(http, f"{serve_url}/slack/events", card, watch, thread_id)
             await slack.reply_of(thread_id)
             await _rest(watch)
-            return {"start, a worker runs": start_ms, **clicked}
+            return {f"{name}{suffix}": ms for name, ms in {"start, a worker runs": start_ms, **clicked}.items()}
 
-        yield plain_life, alone_life, served_life
+        yield life
 
 
 async def _plain_life(thread_id: str, env: dict[str, str], home: Path) -> dict[str, float]:
@@ -167,6 +188,38 @@ async def until(watch: psycopg.AsyncConnection[Any], query: LiteralString, *para
 async def _holds(watch: psycopg.AsyncConnection[Any], query: LiteralString, params: tuple[object, ...]) -> bool:
     async with watch.cursor(row_factory=scalar_row) as cursor:
         return bool(await (await cursor.execute(query, params)).fetchone())
+
+
+async def _crowd(url: str) -> None:
+    """Requests that wait, with a card each that we say was posted."""
+    async with await psycopg.AsyncConnection[tuple[Any, ...]].connect(url) as conn:
+        await conn.execute(
+            "INSERT INTO threads (thread_id, flow, flow_version, input, requested_by, status, due_at)"
+            " SELECT 'crowd-' || n, %s, %s, '{\"amount\": \"250.00\", \"currency\": \"USD\"}', 'cli:ann', 'waiting',"
+            " NULL FROM generate_series(1, %s) n",
+            (FLOW, FLOW_VERSION, _CROWD),
+        )
+        await conn.execute(
+            "INSERT INTO approvals (interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers,"
+            " required, expires_at, remind_every_s, remind_at)"
+            " SELECT lpad(to_hex(n), 32, '0'), 'crowd-' || n, 'approval',"
+            ' \'{"amount": "250.00", "currency": "USD", "payee": ""}\', repeat(\'0\', 64), \'cli:ann\', %s, 1,'
+            " now() + interval '1 day', 86400, now() + interval '1 day' FROM generate_series(1, %s) n",
+            ([APPROVER], _CROWD),
+        )
+        await conn.execute(
+            "INSERT INTO notices (kind, interrupt_id, thread_id, status, due_at)"
+            " SELECT 'card', interrupt_id, thread_id,"
+            " 'sent', NULL FROM approvals WHERE thread_id LIKE 'crowd-%'"
+        )
+        await conn.execute(
+            "INSERT INTO messages (channel, ts, interrupt_id) SELECT %s, row_number() OVER ()::text || '.000100',"
+            " interrupt_id FROM approvals WHERE thread_id LIKE 'crowd-%%'",
+            (CHANNEL,),
+        )
+        await conn.commit()
+    async with await psycopg.AsyncConnection[tuple[Any, ...]].connect(url, autocommit=True) as conn:
+        await conn.execute("ANALYZE")
 
 
 async def _file_older_claims(url: str) -> None:
