@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -21,7 +21,7 @@ from bot.kit import as_dict, as_text
 from bot.people import MembershipUnknown, member_of, slack_person
 from bot.slack_api import FIXES, read_error
 from flow.model import Person
-from flow.policy import Policy, is_group
+from flow.policy import Tier, is_group
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +36,8 @@ _NO_ANSWER = (SlackApiError, aiohttp.ClientError, OSError, KeyError, AttributeEr
 _NOBODY = {"user_not_found", "user_not_visible"}
 
 
-def groups_in(policy: Policy) -> tuple[str, ...]:
-    """The user groups that a policy names, as they are written there."""
-    tiers = [policy.tier(name) for name in policy.names]
+def groups_in(tiers: Iterable[Tier]) -> tuple[str, ...]:
+    """The user groups that a policy's tiers name, as they are written there."""
     named = (name for tier in tiers for name in (*tier.approvers, *tier.escalate_to))
     return tuple(dict.fromkeys(filter(is_group, named)))
 

@@ -102,7 +102,7 @@ async def _site(settings: Settings, url: str, checks: dict[str, Check], *, web: 
             client = await stack.enter_async_context(slack_client(settings))
             own_team = OwnTeam(client)
             await check_token(own_team)
-            await check_groups(own_team, groups_in(policy_of(settings)))
+            await check_groups(own_team, _groups(settings))
             bolt = build_bolt(client, pool, own_team, background)
             if settings.slack_app_token is not None:
                 socket = SocketMode(bolt, client, settings.slack_app_token.get_secret_value(), background)
@@ -142,13 +142,19 @@ async def _pages(
         step_up_over=settings.step_up_over,
         slack_login=provider is not None,
         own_team=own_team,
-        names_groups=bool(groups_in(policy_of(settings))),
+        names_groups=bool(_groups(settings)),
     )
     routes = [*inbox_routes(site, live), *login_routes(site), *link_routes(site)]
     if provider is not None:
         routes += slack_login_routes(site, provider, http, own_team.keys if own_team else _no_team)
     log.info("the inbox is at %s/approvals", base)
     return [*routes, get("/static/{name}", static_files())]
+
+
+def _groups(settings: Settings) -> tuple[str, ...]:
+    """The user groups that the policy names."""
+    policy = policy_of(settings)
+    return groups_in(map(policy.tier, policy.names))
 
 
 def _openid_provider(settings: Settings) -> Provider | None:
