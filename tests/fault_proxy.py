@@ -152,8 +152,8 @@ class FaultProxy:
         elif method == "users.info":
             answer = await self._user(str(arguments.get("user")))
         else:
-            refused = await self._no_direct_message(str(arguments.get("users"))) if method == _OPEN else None
-            answer = refused or await self._ask_slack(request)
+            no_message = await self._no_direct_message(str(arguments.get("users"))) if method == _OPEN else None
+            answer = no_message or await self._ask_slack(request)
         self._remember_metadata(method, arguments, answer)
         if method in ("conversations.history", "conversations.replies") and answer["ok"]:
             answer = self._page_of(answer["messages"], arguments)
