@@ -185,7 +185,7 @@ def _tiers(settings: Settings) -> list[Tier]:
 
 
 def _scopes(who: AsyncSlackResponse, tiers: Sequence[Tier]) -> Finding | None:
-    """Whether the token may do what delivering needs, and what the policy does; None if Slack does not say.
+    """Whether the token may do what delivering and this policy need; None if Slack does not say.
 
     Format: https://api.slack.com/authentication/oauth-v2#check
     """

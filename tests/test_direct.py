@@ -317,9 +317,9 @@ async def test_twelve_copies_that_take_longer_than_a_lease_are_one_each_with_two
 ) -> None:
     people = [f"U1{number:02}APP" for number in range(12)]
     proxy.members |= {each: {} for each in people}
-    monkeypatch.setattr(notices, "LEASE_S", 1.0)
+    monkeypatch.setattr(notices, "LEASE_S", 3.0)
     interrupt_id = await ask(conn, tier=tier(*people, required=12))
-    proxy.fail("chat.postMessage", "slow", delay_s=0.2, times=12)
+    proxy.fail("chat.postMessage", "slow", delay_s=0.4, times=12)
     async with (
         deliverer_at(proxy) as one,
         deliverer_at(proxy) as two,
@@ -327,6 +327,7 @@ async def test_twelve_copies_that_take_longer_than_a_lease_are_one_each_with_two
         await connect(database_url, "door") as second,
     ):
         sweeping = asyncio.create_task(one.sweep(first))
+        await proxy.wait_for_calls("chat.postMessage")
         while not sweeping.done():
             # The other one looks all the time, and finds a lease that holds.
             assert await two.sweep(second) == (0, 0)
@@ -336,7 +337,7 @@ async def test_twelve_copies_that_take_longer_than_a_lease_are_one_each_with_two
         for number, each in enumerate(people):
             await decide(conn, interrupt_id, slack_person(each, f"Person {number}"), YES)
         assert (await approval_of(conn, interrupt_id)).status == "approved"
-        proxy.fail("chat.update", "slow", delay_s=0.2, times=12)
+        proxy.fail("chat.update", "slow", delay_s=0.4, times=12)
         assert await one.sweep(first) == (1, 0)
     places = collections.Counter(channel for channel, _ in await notices.messages_of(conn, interrupt_id))
     assert sorted(places.values()) == [1] * 12
