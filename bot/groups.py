@@ -184,6 +184,8 @@ class _Kept(Generic[T]):
     async def get(self) -> T:
         if not self.is_fresh or self._asked is None:
             self._at, self._asked = time.monotonic(), asyncio.create_task(self._bounded())
+            # Those who waited may have given up by then, and asyncio would complain of a failure that nobody has seen.
+            self._asked.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
         # Whoever gives up leaves the others waiting.
         return await asyncio.shield(self._asked)
 
