@@ -853,7 +853,7 @@ async def _own_team(settings: Settings) -> frozenset[str]:
     import aiohttp
     from slack_sdk.errors import SlackApiError
 
-    from bot.slack import OwnTeam
+    from bot.groups import OwnTeam
     from bot.slack_api import slack_client
 
     async with slack_client(settings) as client:

@@ -20,7 +20,8 @@ from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 
 from bot import blocks
-from bot.slack_api import CHANNEL_FAULTS, FIXES, TROUBLES, read_error, slack_client
+from bot.places import PlaceRefused, Places, Refusals, is_served
+from bot.slack_api import CHANNEL_FAULTS, FIXES, is_refusal, read_error, slack_client
 from flow import notices
 from flow.advice import advice_of
 from flow.aio import to_its_end
@@ -46,8 +47,6 @@ _EVENTS = {
     "reminder": "approval_reminder",
     "alarm": "thread_alarm",
 }
-# Slack failed inside, perhaps after it acted.
-_AMBIGUOUS_ERRORS = TROUBLES | {"team_added_to_org"}
 
 
 class LeaseLost(Exception):
@@ -59,6 +58,7 @@ class Deliverer:
 
     def __init__(self, client: AsyncWebClient, channel: str, *, ops_channel: str | None = None) -> None:
         self._client, self._channel, self._ops_channel = client, channel, ops_channel or channel
+        self._places = Places(client, channel)
         self._last_post: dict[str, float] = {}
         # The loop's time until which Slack has asked us to be quiet.
         self._not_before = 0.0
@@ -143,6 +143,8 @@ class Deliverer:
             return True
         except SlackApiError as exc:
             await self._refused(conn, notice, exc)
+        except PlaceRefused as exc:
+            await self._refused(conn, notice, exc.cause, exc.place)
         except (ArithmeticError, KeyError, TypeError, ValueError) as exc:
             # A request that we cannot show, or an answer that we cannot read, must not keep the others waiting.
             log.exception("thread %s: its %s cannot be shown", notice.thread_id, notice.kind)
@@ -157,64 +159,98 @@ class Deliverer:
             return True
         return False
 
-    async def _refused(self, conn: Connection, notice: Notice, exc: SlackApiError) -> None:
+    async def _refused(self, conn: Connection, notice: Notice, exc: SlackApiError, place: str | None = None) -> None:
         status, error, retry_after_s = read_error(exc)
         if status == 429 or error == "ratelimited":
             wait_s = retry_after_s or _wait_s(notice)
             self._not_before = asyncio.get_running_loop().time() + wait_s
             await notices.mark_later(conn, notice, wait_s=wait_s, error="rate limited", ambiguous=False)
-        elif status >= 500 or error in _AMBIGUOUS_ERRORS or not error:
+        elif not is_refusal(exc):
             log.warning("thread %s: Slack failed (%s %s)", notice.thread_id, status, error)
             await notices.mark_later(
                 conn, notice, wait_s=_wait_s(notice), error=f"Slack failed ({status} {error})", ambiguous=True
             )
         else:
             fix = FIXES.get(error, "see the error at api.slack.com")
+            if place not in (None, self._channel):
+                fix = f"{fix.replace('SLACK_CHANNEL', 'the channel')} ({place})"
             log.error("thread %s: Slack refused its %s (%s): %s", notice.thread_id, notice.kind, error, fix)
             await notices.mark_failed(conn, notice, f"{error}: {fix}")
 
     async def _show(self, conn: Connection, notice: Notice) -> None:
-        """Make every copy of the card show what the rows say now; post the first copy."""
+        """Make every copy of the card show what the rows say now; post those that are missing while it is pending.
+
+        A place that Slack refuses does not keep the others from it; the refusal rises at the end.
+        """
         approval, thread, payment = await _facts(conn, notice)
         advice = (await advice_of(conn, [thread.thread_id])).get(thread.thread_id)
-        copies = await notices.messages_of(conn, approval.interrupt_id)
-        if not copies and notice.ambiguous:
-            # Copies that an earlier attempt posted without hearing of it.
-            copies = await self._find(self._channel, notice, since=approval.requested_at)
-            for channel, ts in copies:
-                await notices.remember_message(conn, approval.interrupt_id, channel, ts)
-        if not copies and approval.status != "pending":
-            # Nobody was shown the request, so nobody needs to be shown its outcome.
-            return
         text, shown = blocks.card(approval, thread, payment, advice)
-        if copies:
-            copies = await self._update(conn, copies, text=text, blocks=shown)
-            if not copies and approval.status != "pending":
-                # Whoever deleted them has seen enough.
-                return
-        if not copies:
-            channel, ts = await self._post(conn, notice, self._channel, text=text, blocks=shown)
-            await notices.remember_message(conn, approval.interrupt_id, channel, ts)
+        copies, refusals = await notices.messages_of(conn, approval.interrupt_id), Refusals()
+        copies = await self._update(conn, notice, copies, refusals, text=text, blocks=shown)
+        # Nobody is shown a request anew that is settled; what was perhaps shown is looked for.
+        if approval.status == "pending" or notice.ambiguous:
+            for place in await self._places.of(approval):
+                with refusals.of(place):
+                    copies += await self._fill(conn, notice, approval, place, copies, text=text, blocks=shown)
+            if not copies and approval.post_to == "direct":
+                # Nobody can be reached by a direct message.
+                channel = self._places.channel_of(approval)
+                with refusals.of(channel):
+                    await self._fill(conn, notice, approval, channel, copies, text=text, blocks=shown)
+        refusals.raise_first()
+
+    async def _fill(
+        self,
+        conn: Connection,
+        notice: Notice,
+        approval: Approval,
+        place: str,
+        copies: Sequence[tuple[str, str]],
+        **message: Any,
+    ) -> list[tuple[str, str]]:
+        """The copies at a place that seems to have none: those that an earlier attempt posted without hearing of it,
+        now true; else a new one, if the request is pending."""
+        if not self._places.is_open(place):
+            await _hold(conn, notice)
+        try:
+            channel = await self._places.opened(place)
+        except SlackApiError as exc:
+            if approval.status == "pending" or not is_refusal(exc):
+                raise
+            # Nothing of ours can be where nothing can be said.
+            return []
+        if is_served(channel, copies):
+            return []
+        if notice.ambiguous and (found := await self._find(channel, notice, since=approval.requested_at)):
+            for copy in found:
+                await notices.remember_message(conn, approval.interrupt_id, *copy)
+                await self._client.chat_update(channel=copy[0], ts=copy[1], **message)
+            return found
+        if approval.status != "pending":
+            return []
+        copy = await self._post(conn, notice, channel, **message)
+        await notices.remember_message(conn, approval.interrupt_id, *copy)
+        return [copy]
 
     async def _update(
-        self, conn: Connection, copies: Sequence[tuple[str, str]], **message: Any
+        self, conn: Connection, notice: Notice, copies: Sequence[tuple[str, str]], refusals: Refusals, **message: Any
     ) -> list[tuple[str, str]]:
-        """Update every copy, and return those that are still there: one that was deleted is forgotten.
-
-        One that Slack refuses does not keep the others from it; the refusal rises at the end.
-        """
-        left, refusals = [], []
-        for channel, ts in copies:
-            try:
-                await self._client.chat_update(channel=channel, ts=ts, **message)
-                left.append((channel, ts))
-            except SlackApiError as exc:
-                if read_error(exc)[1] == "message_not_found":
+        """Update every copy, and return those that are still there: one that was deleted is forgotten."""
+        left = []
+        for number, (channel, ts) in enumerate(copies):
+            if number:
+                await _hold(conn, notice)
+            with refusals.of(channel):
+                try:
+                    await self._client.chat_update(channel=channel, ts=ts, **message)
+                except SlackApiError as exc:
+                    if read_error(exc)[1] != "message_not_found":
+                        # It stands there, although it cannot be changed.
+                        left.append((channel, ts))
+                        raise
                     await notices.forget_message(conn, channel, ts)
                 else:
-                    refusals.append(exc)
-        if refusals:
-            raise refusals[0]
+                    left.append((channel, ts))
         return left
 
     async def _say(self, conn: Connection, notice: Notice) -> bool:
@@ -222,16 +258,18 @@ class Deliverer:
         approval, thread, payment = await _facts(conn, notice)
         if notice.kind == "reminder" and approval.status != "pending":
             return True
-        copies = await notices.messages_of(conn, approval.interrupt_id)
+        copies, refusals = await notices.messages_of(conn, approval.interrupt_id), Refusals()
         if not copies:
             return await notices.card_status(conn, approval.interrupt_id) not in ("pending", "sending")
+        is_reminder = notice.kind == "reminder"
+        text = blocks.reminder(approval) if is_reminder else blocks.reply(approval, thread, payment)
+        # An earlier attempt may have reached this copy, and failed at the next; of a reminder that does no harm.
+        doubt = notice.ambiguous if is_reminder else notice.attempt > 1
         for channel, ts in copies:
-            is_reminder = notice.kind == "reminder"
-            # An earlier attempt may have reached this copy, and failed at the next; of a reminder that does no harm.
-            doubt = notice.ambiguous if is_reminder else notice.attempt > 1
-            if not (doubt and await self._has_reply(channel, ts, notice)):
-                text = blocks.reminder(approval) if is_reminder else blocks.reply(approval, thread, payment)
-                await self._post(conn, notice, channel, thread_ts=ts, text=text)
+            with refusals.of(channel):
+                if not (doubt and await self._has_reply(channel, ts, notice)):
+                    await self._post(conn, notice, channel, thread_ts=ts, text=text)
+        refusals.raise_first()
         return True
 
     async def _alarm(self, conn: Connection, notice: Notice) -> None:
@@ -258,12 +296,11 @@ class Deliverer:
         Raises LeaseLost if we stood still for so long that somebody else may have posted it.
         """
         loop = asyncio.get_running_loop()
-        wait_s = self._last_post.get(channel, 0.0) + _BETWEEN_POSTS_S - loop.time()
-        if wait_s > 0:
-            await asyncio.sleep(wait_s)
-        self._last_post[channel] = loop.time()
-        if not await notices.renew(conn, notice):
-            raise LeaseLost
+        wait_s = max(0.0, self._last_post.get(channel, 0.0) + _BETWEEN_POSTS_S - loop.time())
+        # Taken at once: another lane may post there, too.
+        self._last_post[channel] = loop.time() + wait_s
+        await asyncio.sleep(wait_s)
+        await _hold(conn, notice)
         answer = await self._client.chat_postMessage(
             channel=channel,
             metadata=_metadata(notice),
@@ -292,6 +329,12 @@ class Deliverer:
     async def _has_reply(self, channel: str, ts: str, notice: Notice) -> bool:
         pages = await self._client.conversations_replies(channel=channel, ts=ts, include_all_metadata=True, limit=200)
         return any([_is_about(each, notice) async for page in pages for each in page["messages"]])
+
+
+async def _hold(conn: Connection, notice: Notice) -> None:
+    """Begin the lease anew: many places take longer than one lasts. Raises LeaseLost."""
+    if not await notices.renew(conn, notice):
+        raise LeaseLost
 
 
 async def _facts(conn: Connection, notice: Notice) -> tuple[Approval, Thread, Payment | None]:

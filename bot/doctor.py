@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import Any
@@ -14,12 +14,13 @@ from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 from slack_sdk.web.async_slack_response import AsyncSlackResponse
 
+from bot.groups import OwnTeam, groups_in
 from bot.slack_api import FIXES, read_error, slack_client
 from flow.assess import Unanswered, adviser_of
 from flow.database import check_locks, connect, database_url, ensure_schema
 from flow.errors import FlowError
 from flow.model import Claim
-from flow.policy import LIMITS, in_words, policy_of
+from flow.policy import LIMITS, Tier, in_words, policy_of
 from flow.providers import provider_of
 from flow.settings import Settings
 from flow.starting import Checker
@@ -160,20 +161,31 @@ async def _slack(settings: Settings) -> AsyncIterator[Finding]:
             yield _refused("Slack token", settings, exc)
             return
         yield Finding(what="Slack token", ok=True, found=f"{who['user']} in {who['team']}")
-        if finding := _scopes(who):
+        tiers = _tiers(settings)
+        if finding := _scopes(who, tiers):
             yield finding
-        for name, channel in (
-            ("SLACK_CHANNEL", settings.slack_channel),
-            ("SLACK_OPS_CHANNEL", settings.slack_ops_channel),
-        ):
+        channels = {"SLACK_CHANNEL": settings.slack_channel, "SLACK_OPS_CHANNEL": settings.slack_ops_channel}
+        channels |= {f"the channel of tier {tier.name}": tier.channel for tier in tiers}
+        for name, channel in channels.items():
             if channel is not None:
                 yield await _channel(client, settings, name, channel)
+        if groups := groups_in(tiers):
+            yield await _groups(client, settings, groups)
         if settings.slack_app_token is not None:
             yield await _app_token(client, settings, settings.slack_app_token.get_secret_value())
 
 
-def _scopes(who: AsyncSlackResponse) -> Finding | None:
-    """Whether the token may do what delivering needs; None if Slack does not say.
+def _tiers(settings: Settings) -> list[Tier]:
+    """The policy's; none if it cannot be read, which is a finding of its own."""
+    try:
+        policy = policy_of(settings)
+    except FlowError:
+        return []
+    return [policy.tier(name) for name in policy.names]
+
+
+def _scopes(who: AsyncSlackResponse, tiers: Sequence[Tier]) -> Finding | None:
+    """Whether the token may do what delivering and this policy need; None if Slack does not say.
 
     Format: https://api.slack.com/authentication/oauth-v2#check
     """
@@ -181,7 +193,12 @@ def _scopes(who: AsyncSlackResponse) -> Finding | None:
     if said is None:
         return None
     scopes = {scope.strip() for scope in said.split(",")}
-    missing = [name for name in ("chat:write", "channels:history", "groups:history") if name not in scopes]
+    needed = ["chat:write", "channels:history", "groups:history"]
+    if groups_in(tiers):
+        needed += ["usergroups:read", "users:read"]
+    if any(tier.post_to != "channel" for tier in tiers):
+        needed += ["im:write", "im:history"]
+    missing = [name for name in needed if name not in scopes]
     if missing:
         return Finding(what="Slack scopes", ok=False, found=f"{', '.join(missing)} missing", fix=FIXES["missing_scope"])
     return Finding(what="Slack scopes", ok=True, found="as in manifest.yml")
@@ -194,6 +211,18 @@ async def _channel(client: AsyncWebClient, settings: Settings, name: str, channe
     except _NO_ANSWER as exc:
         return _refused(name, settings, exc)
     return Finding(what=name, ok=True, found=f"{channel}, and the bot is in it")
+
+
+async def _groups(client: AsyncWebClient, settings: Settings, groups: Sequence[str]) -> Finding:
+    try:
+        known = await OwnTeam(client).groups()
+    except _NO_ANSWER as exc:
+        return _refused("Slack user groups", settings, exc)
+    missing = ", ".join(name for name in groups if name not in known)
+    if missing:
+        fix = "correct the approvers, or make the group in Slack: until then it names nobody"
+        return Finding(what="Slack user groups", ok=False, found=f"Slack has no {missing}", fix=fix)
+    return Finding(what="Slack user groups", ok=True, found=", ".join(groups))
 
 
 async def _app_token(client: AsyncWebClient, settings: Settings, token: str) -> Finding:
@@ -209,8 +238,7 @@ def _refused(what: str, settings: Settings, exc: Exception, *, fix: str | None =
     if isinstance(exc, SlackApiError):
         error = read_error(exc)[1] or str(exc)
         known = FIXES.get(error, "see the error at api.slack.com")
-        if what == "SLACK_OPS_CHANNEL":
-            known = known.replace("SLACK_CHANNEL", what)
+        known = known.replace("SLACK_CHANNEL", what)
         return Finding(what=what, ok=False, found=error, fix=fix or known)
     found = f"no answer from {settings.slack_api_url} ({type(exc).__name__})"
     return Finding(what=what, ok=False, found=found, fix="check the network, and SLACK_API_URL if it is set")

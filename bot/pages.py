@@ -9,11 +9,11 @@ from __future__ import annotations
 import collections
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import get_args
+from typing import TypeVar, get_args
 from urllib.parse import urlencode
 
 from aiohttp import web
@@ -21,21 +21,25 @@ from aiohttp import web
 from bot.answers import Misfilled
 from bot.forms import Filled, Form, Refused, reason_of, verdict_of
 from bot.live import Live, stream
+from bot.people import MembershipUnknown, with_all_groups, with_groups
 from bot.pool import on_pool
 from bot.shapes import ApprovalStatus
 from bot.site import Site, see_other
 from flow import inputs
 from flow.approvals import approval_of, decide
 from flow.database import AWAY, Connection
-from flow.errors import BadInput, FlowError, NotAllowed, UnknownApproval
-from flow.inbox import Search, View, count_mine, find, may_see
+from flow.errors import BadInput, FlowError, GroupsUnknown, NotAllowed, UnknownApproval
+from flow.inbox import Search, View, count_mine, find, lists_groups, may_see
 from flow.model import Approval, Person, Thread, Verdict
+from flow.policy import is_group
 from flow.questions import question_of
 from flow.sessions import Session, session_of
 from flow.show import Story, stories_of
 from flow.standing import check_person
 from flow.threads import thread_of, threads_of
 from flow.trace import Trace, trace_of
+
+T = TypeVar("T")
 
 # A page of the list; and so the most that are approved at once.
 PAGE = 50
@@ -93,7 +97,7 @@ class _Inbox:
 
     async def show_list(self, request: web.Request) -> web.Response:
         session = await self._site.signed_in(request)
-        person = session.person
+        person = await self._with_groups(session.person)
         search, before = _search_of(request.query), _cursor_of(request.query.get("after"))
 
         async def look(conn: Connection) -> tuple[list[Row], int]:
@@ -106,6 +110,7 @@ class _Inbox:
             session=session,
             rows=rows,
             mine=mine,
+            groups_known=person.groups_known,
             search=search,
             query=_query(request.query),
             statuses=get_args(ApprovalStatus),
@@ -119,12 +124,13 @@ class _Inbox:
         return await self._one(session, interrupt_id, Filled())
 
     async def _one(self, session: Session, interrupt_id: str, filled: Filled) -> web.Response:
-        async def look(conn: Connection) -> tuple[Approval, Story, Trace, int]:
-            approval = await self._visible(conn, interrupt_id, session.person)
+        async def look(conn: Connection, person: Person) -> tuple[Approval, Story, Trace, int]:
+            approval = await self._visible(conn, interrupt_id, person)
             [story] = await stories_of(conn, [await thread_of(conn, approval.thread_id)])
-            return approval, story, await trace_of(conn, story), await count_mine(conn, session.person)
+            return approval, story, await trace_of(conn, story), await count_mine(conn, person)
 
-        approval, story, trace, mine = await on_pool(self._site.pool, look)
+        person = await self._with_groups(session.person)
+        approval, story, trace, mine = await self._as(person, look)
         return self._site.page(
             "approval.html",
             status=422 if filled.errors else 200,
@@ -136,17 +142,17 @@ class _Inbox:
             trace=trace,
             mine=mine,
             given=next((d for d in approval.decisions if d.person == session.person.key), None),
-            why_not=_why_not(approval, session.person),
+            why_not=_why_not(approval, person),
         )
 
     async def decide_one(self, request: web.Request) -> web.Response:
         session, form = await self._form(request)
         interrupt_id = inputs.parse_interrupt_id(request.match_info["interrupt_id"])
-        approval = await on_pool(self._site.pool, lambda conn: self._visible(conn, interrupt_id, session.person))
+        approval = await self._as(session.person, lambda conn, known: self._visible(conn, interrupt_id, known))
         question = question_of(approval.request)
         try:
             verdict = verdict_of(form, question, door="web")
-            await on_pool(self._site.pool, lambda conn: decide(conn, interrupt_id, session.person, verdict))
+            await self._as(session.person, lambda conn, known: decide(conn, interrupt_id, known, verdict))
         except (Misfilled, BadInput) as exc:
             if question.kind == "claim":
                 raise
@@ -162,11 +168,11 @@ class _Inbox:
         if not 0 < len(ids) <= PAGE:
             raise Refused(400, "Nothing is chosen", f"Choose 1 to {PAGE} requests in the list.")
 
-        async def look(conn: Connection) -> tuple[list[Row], int]:
-            found = [await self._visible(conn, each, session.person) for each in ids]
-            return await _rows(conn, found, session.person), await count_mine(conn, session.person)
+        async def look(conn: Connection, person: Person) -> tuple[list[Row], int]:
+            found = [await self._visible(conn, each, person) for each in ids]
+            return await _rows(conn, found, person), await count_mine(conn, person)
 
-        rows, mine = await on_pool(self._site.pool, look)
+        rows, mine = await self._as(await self._with_groups(session.person), look)
         open_rows = [row for row in rows if row.open]
         return self._site.page(
             "bulk.html",
@@ -185,20 +191,20 @@ class _Inbox:
         items = [_item(each) for each in dict.fromkeys(form.all("item"))]
         if not 0 < len(items) <= PAGE:
             raise Refused(400, "Nothing is chosen", f"Choose 1 to {PAGE} requests in the list.")
-        outcomes = []
+        outcomes, person = [], await self._with_groups(session.person)
         for interrupt_id, request_hash in items:
             verdict = Verdict(verdict="approve", door="web", reason=reason, request_hash=request_hash)
-            outcomes.append(await self._decide_one_of_many(session.person, interrupt_id, verdict))
-        mine = await on_pool(self._site.pool, lambda conn: count_mine(conn, session.person))
+            outcomes.append(await self._decide_one_of_many(person, interrupt_id, verdict))
+        mine = await on_pool(self._site.pool, lambda conn: count_mine(conn, person))
         return self._site.page("bulk.html", session=session, rows=[], left_out=0, sums={}, mine=mine, outcomes=outcomes)
 
     async def _decide_one_of_many(self, person: Person, interrupt_id: str, verdict: Verdict) -> Outcome:
-        async def work(conn: Connection) -> Approval:
-            await self._visible(conn, interrupt_id, person)
-            return (await decide(conn, interrupt_id, person, verdict)).approval
+        async def work(conn: Connection, known: Person) -> Approval:
+            await self._visible(conn, interrupt_id, known)
+            return (await decide(conn, interrupt_id, known, verdict)).approval
 
         try:
-            approval = await on_pool(self._site.pool, work)
+            approval = await self._as(person, work)
         except FlowError as exc:
             return Outcome(approval=None, interrupt_id=interrupt_id, refusal=str(exc))
         return Outcome(approval=approval, interrupt_id=interrupt_id, refusal=None)
@@ -238,10 +244,30 @@ class _Inbox:
         self._site.count(self._site.decisions, request, session.person.key)
         return session, form
 
+    async def _with_groups(self, person: Person) -> Person:
+        """The person with all their user groups, if there are any that matter."""
+        if self._site.names_groups or await on_pool(self._site.pool, lists_groups):
+            return await with_all_groups(self._site.own_team, person)
+        return person
+
+    async def _as(self, person: Person, work: Callable[[Connection, Person], Awaitable[T]]) -> T:
+        """Do it on a connection, as the person with their user groups if it takes those. Raises MembershipUnknown."""
+        # Who has just not been told of them does not ask again: there may be fifty requests to decide.
+        own_team = self._site.own_team if person.groups_known else None
+        try:
+            return await with_groups(
+                own_team, person, lambda known: on_pool(self._site.pool, lambda conn: work(conn, known))
+            )
+        except GroupsUnknown as exc:
+            raise MembershipUnknown(exc.groups) from exc
+
     async def _visible(self, conn: Connection, interrupt_id: str, person: Person) -> Approval:
         """The approval, if this person may see it. One that they may not see is as unknown as one that is not there."""
         approval = await approval_of(conn, interrupt_id)
         if not may_see(approval, person, self._site.viewers):
+            groups = tuple(filter(is_group, approval.approvers))
+            if groups and not person.groups_known:
+                raise GroupsUnknown(person.name, groups)
             raise UnknownApproval(interrupt_id)
         return approval
 
@@ -270,6 +296,8 @@ def _why_not(approval: Approval, person: Person) -> str | None:
         return "The time for a decision is over."
     try:
         check_person(approval, person)
+    except GroupsUnknown as exc:
+        return f"{MembershipUnknown(exc.groups)}."
     except NotAllowed as exc:
         return f"You can see this request, but not decide it: {exc.why}."
     return None

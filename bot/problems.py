@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from bot.people import MembershipUnknown
 from flow.database import AWAY
 from flow.errors import (
     AlreadyDecided,
@@ -53,6 +54,7 @@ _STATUSES: dict[type[FlowError], int] = {
     LinkGone: 410,
     UnknownFlow: 422,
     NotChecked: 503,
+    MembershipUnknown: 503,
 }
 
 _TITLES = {

@@ -14,6 +14,7 @@ from aiohttp.web import Application, AppRunner, RouteDef, TCPSite, get
 
 from bot.api import build_api
 from bot.deliver import Deliverer
+from bot.groups import OwnTeam, check_groups, groups_in
 from bot.links import link_routes
 from bot.live import Live
 from bot.login import login_routes
@@ -22,7 +23,7 @@ from bot.openid import Provider, slack_login_routes
 from bot.pages import inbox_routes
 from bot.pool import Pool, pool_of
 from bot.site import Site, static_files
-from bot.slack import Background, OwnTeam, build_bolt, check_token, slack_events
+from bot.slack import Background, build_bolt, check_token, slack_events
 from bot.slack_api import slack_client
 from bot.socket_mode import SocketMode
 from bot.web import Check, build_web
@@ -101,6 +102,7 @@ async def _site(settings: Settings, url: str, checks: dict[str, Check], *, web: 
             client = await stack.enter_async_context(slack_client(settings))
             own_team = OwnTeam(client)
             await check_token(own_team)
+            await check_groups(own_team, _groups(settings))
             bolt = build_bolt(client, pool, own_team, background)
             if settings.slack_app_token is not None:
                 socket = SocketMode(bolt, client, settings.slack_app_token.get_secret_value(), background)
@@ -139,12 +141,20 @@ async def _pages(
         viewers=settings.viewer_names,
         step_up_over=settings.step_up_over,
         slack_login=provider is not None,
+        own_team=own_team,
+        names_groups=bool(_groups(settings)),
     )
     routes = [*inbox_routes(site, live), *login_routes(site), *link_routes(site)]
     if provider is not None:
         routes += slack_login_routes(site, provider, http, own_team.keys if own_team else _no_team)
     log.info("the inbox is at %s/approvals", base)
     return [*routes, get("/static/{name}", static_files())]
+
+
+def _groups(settings: Settings) -> tuple[str, ...]:
+    """The user groups that the policy names."""
+    policy = policy_of(settings)
+    return groups_in(map(policy.tier, policy.names))
 
 
 def _openid_provider(settings: Settings) -> Provider | None:

@@ -24,6 +24,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from bot.answers import STEPS, answer_in_words, sentence
 from bot.bodies import read_at_most
 from bot.forms import Form, Refused
+from bot.groups import OwnTeam
 from bot.limits import Limit, caller_of
 from bot.pool import Pool, on_pool
 from bot.problems import problem_of
@@ -79,6 +80,10 @@ class Site:
     step_up_over: Decimal | None = None
     # Whether there is Sign in with Slack.
     slack_login: bool = False
+    # Slack, to ask who is in a user group; without it they name nobody.
+    own_team: OwnTeam | None = None
+    # Whether the policy names any.
+    names_groups: bool = False
     tokens: Limit = field(default_factory=lambda: Limit(_TOKENS_A_MINUTE))
     logins: Limit = field(default_factory=lambda: Limit(_LOGINS_A_MINUTE))
     decisions: Limit = field(default_factory=lambda: Limit(_DECISIONS_A_MINUTE))
@@ -271,7 +276,13 @@ _NOT_NOW = Refused(
     503, "Not now", "The database is away, so nothing can be recorded. Try again in a moment: twice is once."
 )
 _BROKEN = Refused(500, "Something is wrong here", "It was written to the log. What you did may not have been recorded.")
-_TITLES = {403: "You may not decide this", 404: "There is nothing here", 409: "Not recorded", 410: "Too late"}
+_TITLES = {
+    403: "You may not decide this",
+    404: "There is nothing here",
+    409: "Not recorded",
+    410: "Too late",
+    503: "Not now",
+}
 
 
 def _refused(exc: FlowError) -> Refused:

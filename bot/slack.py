@@ -15,7 +15,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -32,8 +32,9 @@ from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.answers import Misfilled, answer_of, sentence
 from bot.blocks import Change, Click, Press, parse_change, parse_click, parse_press, value_of
+from bot.groups import OwnTeam
 from bot.kit import as_dict, as_text, escape
-from bot.people import slack_person
+from bot.people import slack_person, with_groups
 from bot.pool import Pool, on_pool
 from bot.questions import FORM, form_of, has_form, typed_in
 from bot.slack_api import TROUBLES, read_error
@@ -46,6 +47,8 @@ from flow.questions import question_of
 from flow.standing import check_person
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # Slack waits three seconds; the rest is for the way and the note.
 _DECIDE_TIMEOUT_S = 2.4
@@ -86,22 +89,6 @@ class Background:
         # A FlowError is an answer, and whoever waited for it has given it.
         if exc is not None and not isinstance(exc, FlowError):
             log.warning("in the background: %s: %s", type(exc).__name__, exc)
-
-
-class OwnTeam:
-    """The team that the bot token belongs to, asked for once: a bare member id in a list means a member of it."""
-
-    def __init__(self, client: AsyncWebClient) -> None:
-        self._client = client
-        self._keys: frozenset[str] | None = None
-
-    async def keys(self) -> frozenset[str]:
-        """The ids that stand for it: the team's, and the grid's if the app is installed there as a whole."""
-        if self._keys is None:
-            answer = await self._client.auth_test()
-            ids = (answer.get("team_id"), answer.get("enterprise_id") if answer.get("is_enterprise_install") else None)
-            self._keys = frozenset(str(key) for key in ids if key)
-        return self._keys
 
 
 async def check_token(own_team: OwnTeam) -> None:
@@ -229,7 +216,16 @@ def _already(approval: Approval) -> str:
 async def _click_on_pool(pool: Pool, click: Click, own_team: OwnTeam) -> Decided:
     person = person_of(click, await own_team.keys())
     verdict = Verdict(verdict=click.verdict, door="slack", request_hash=click.request_hash, answer=click.answer)
-    return await on_pool(pool, lambda conn: decide(conn, click.interrupt_id, person, verdict))
+
+    async def work(conn: Connection, person: Person) -> Decided:
+        return await decide(conn, click.interrupt_id, person, verdict)
+
+    return await _as(person, pool, own_team, work)
+
+
+async def _as(person: Person, pool: Pool, own_team: OwnTeam, work: Callable[[Connection, Person], Awaitable[T]]) -> T:
+    """Do it on a connection, as the person with their user groups if it takes those."""
+    return await with_groups(own_team, person, lambda known: on_pool(pool, lambda conn: work(conn, known)))
 
 
 # Forms
@@ -237,11 +233,15 @@ async def _click_on_pool(pool: Pool, click: Click, own_team: OwnTeam) -> Decided
 
 async def _open_form(client: AsyncWebClient, pool: Pool, change: Change, own_team: OwnTeam) -> str | None:
     """Open the form, or say why there is none. Raises NotRecorded if Slack, or the database, is not there in time."""
+
+    async def checked_approval(conn: Connection, person: Person) -> Approval:
+        approval = await approval_of(conn, change.interrupt_id)
+        check_person(approval, person)
+        return approval
+
     try:
         async with asyncio.timeout(_DECIDE_TIMEOUT_S):
-            person = person_of(change, await own_team.keys())
-            approval = await on_pool(pool, lambda conn: approval_of(conn, change.interrupt_id))
-            check_person(approval, person)
+            approval = await _as(person_of(change, await own_team.keys()), pool, own_team, checked_approval)
             if approval.request_hash != change.request_hash:
                 raise StaleRequest(change.interrupt_id)
             if approval.status != "pending":
@@ -273,13 +273,13 @@ async def _decide_form(background: Background, work: Coroutine[Any, Any, Decided
 async def _form_on_pool(pool: Pool, press: Press, values: dict[str, Any], own_team: OwnTeam) -> Decided:
     person = person_of(press, await own_team.keys())
 
-    async def work(conn: Connection) -> Decided:
+    async def work(conn: Connection, person: Person) -> Decided:
         question = question_of((await approval_of(conn, press.interrupt_id)).request)
         name, answer = answer_of(question, typed_in(values, question))
         verdict = Verdict(verdict=name, door="slack", request_hash=press.request_hash, answer=answer)
         return await decide(conn, press.interrupt_id, person, verdict)
 
-    return await on_pool(pool, work)
+    return await _as(person, pool, own_team, work)
 
 
 async def _remember_copy(pool: Pool, click: Press) -> None:

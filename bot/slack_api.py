@@ -16,6 +16,8 @@ CALL_TIMEOUT_S = 10.0
 
 # Slack failed inside; that says nothing of what we sent, or who we are.
 TROUBLES = {"internal_error", "fatal_error", "service_unavailable", "request_timeout"}
+# The same, perhaps after it acted.
+AMBIGUOUS = TROUBLES | {"team_added_to_org"}
 
 FIXES = {
     "not_in_channel": "invite the bot to SLACK_CHANNEL",
@@ -27,6 +29,11 @@ FIXES = {
     "token_revoked": "install the app again and set SLACK_BOT_TOKEN",
     "token_expired": "turn token rotation off and set SLACK_BOT_TOKEN",
     "missing_scope": "give the app the scopes of manifest.yml and install it again",
+    "user_not_found": "take whoever is not in the team out of the tier's approvers",
+    "user_not_visible": "take whoever is not in the team out of the tier's approvers",
+    "user_disabled": "take whoever has left out of the tier's approvers",
+    "cannot_dm_bot": "take the bot out of the tier's approvers",
+    "messages_tab_disabled": "turn the app's messages tab on, under App Home",
 }
 
 # It is the channel that cannot be posted to.
@@ -45,6 +52,12 @@ async def slack_client(settings: Settings) -> AsyncIterator[AsyncWebClient]:
             session=session,
             retry_handlers=[],
         )
+
+
+def is_refusal(exc: SlackApiError) -> bool:
+    """Whether Slack has said no, for good. Else it is busy, or has failed and may have done what it was asked."""
+    status, error, _ = read_error(exc)
+    return status < 429 and bool(error) and error not in AMBIGUOUS | {"ratelimited"}
 
 
 def read_error(exc: SlackApiError) -> tuple[int, str, float | None]:

@@ -76,6 +76,17 @@ async def count_mine(conn: Connection, person: Person) -> int:
     return int(row["n"])
 
 
+async def lists_groups(conn: Connection) -> bool:
+    """Whether anything that waits lists a Slack user group: only then does it matter who is in which."""
+    query = (
+        "SELECT EXISTS (SELECT FROM approvals, unnest(approvers) AS name WHERE status = 'pending'"
+        " AND name ~ '^(@.+|S[A-Z0-9]{2,})$') AS found"
+    )
+    row = await (await conn.execute(query)).fetchone()
+    assert row is not None
+    return bool(row["found"])
+
+
 # The conditions in SQL. `mine` is what this person can decide now: named, not asked for by themselves, not yet decided.
 _REQUESTED = sql.SQL("lower(approvals.requested_by) = ANY(%(lowered)s)")
 _VIEWS: dict[View, sql.Composable] = {

@@ -14,6 +14,7 @@ from aiohttp import web
 from multidict import CIMultiDictProxy
 from yarl import URL
 
+from bot.groups import OwnTeam
 from bot.links import link_routes
 from bot.live import Live
 from bot.login import login_routes
@@ -30,9 +31,14 @@ from tests.local_slack import free_port
 
 @contextlib.asynccontextmanager
 async def pages_in_process(
-    database_url: str, *, openid: Provider | None = None, own_team: frozenset[str] = frozenset(), **more: Any
+    database_url: str,
+    *,
+    openid: Provider | None = None,
+    own_team: frozenset[str] = frozenset(),
+    groups: OwnTeam | None = None,
+    **more: Any,
 ) -> AsyncIterator[Site]:
-    """A bot with its pages, at `site.url`."""
+    """A bot with its pages, at `site.url`. `groups` is the team whose user groups it can ask for."""
     url = f"http://127.0.0.1:{free_port()}"
     live = Live()
 
@@ -43,7 +49,7 @@ async def pages_in_process(
         async with pool.connection() as conn:
             secret = await session_secret(conn)
         more.setdefault("slack_login", openid is not None)
-        site = Site(pool=pool, url=url, secret=secret, **more)
+        site = Site(pool=pool, url=url, secret=secret, own_team=groups, **more)
         routes = [
             *inbox_routes(site, live),
             *login_routes(site),

@@ -1,7 +1,8 @@
 """A proxy in front of the local Slack that adds what it lacks, and fails on demand.
 
 What it adds: message metadata, the filters and pages of `conversations.history` and `conversations.replies` (where it
-also hides private notes, as Slack does), and user groups. What it does on demand, once unless told otherwise: rate
+also hides private notes, as Slack does), user groups, what kind of member somebody is, and that not everybody can be
+sent a direct message. What it does on demand, once unless told otherwise: rate
 limits, outages, refusals, and the two kinds of lost connection and of silence, before and after Slack has done what it
 was asked.
 It stands in the test's own event loop and knows nothing of the bot.
@@ -19,7 +20,11 @@ from typing import Any, Literal, Self
 import aiohttp
 from aiohttp import web
 
+from tests.local_slack import TEAM
+
 FaultKind = Literal["429", "500", "503", "error", "drop", "hang", "lost_reply", "slow"]
+
+_OPEN = "conversations.open"
 
 # Slack's own default for a page of history.
 _PAGE = 100
@@ -39,6 +44,7 @@ class UserGroup:
 
     handle: str
     users: list[str]
+    is_disabled: bool = False
 
 
 @dataclass(kw_only=True)
@@ -55,13 +61,15 @@ class FaultProxy:
     """One proxy: `async with FaultProxy(slack.ui_url) as proxy:`, then give the bot `proxy.api_url`.
 
     `groups` are the workspace's user groups by id, `S0APPR` with Alice in it unless given; a test may change them at
-    any time. `calls` are all calls of the Web API in the order in which they came. Deliveries to the bot and its
+    any time. `members` are people beside those of the local Slack, and words about them, by id: fields of `users.info`.
+    `calls` are all calls of the Web API in the order in which they came. Deliveries to the bot and its
     replies through a `response_url` do not pass through here.
     """
 
     def __init__(self, upstream_url: str, *, groups: dict[str, UserGroup] | None = None) -> None:
         self.url = ""
         self.groups = groups or {"S0APPR": UserGroup(handle="finance-managers", users=["U01ALICE"])}
+        self.members: dict[str, dict[str, Any]] = {}
         self.calls: list[Call] = []
         self._upstream_url = upstream_url
         self._faults: list[_Fault] = []
@@ -140,8 +148,12 @@ class FaultProxy:
         if fault and (refused := _refusal(fault, request)):
             return refused
         if method in _GROUP_METHODS:
-            return web.json_response(_GROUP_METHODS[method](self.groups, arguments))
-        answer = await self._ask_slack(request)
+            answer = _GROUP_METHODS[method](self.groups, arguments)
+        elif method == "users.info":
+            answer = await self._user(str(arguments.get("user")))
+        else:
+            no_message = await self._no_direct_message(str(arguments.get("users"))) if method == _OPEN else None
+            answer = no_message or await self._ask_slack(request)
         self._remember_metadata(method, arguments, answer)
         if method in ("conversations.history", "conversations.replies") and answer["ok"]:
             answer = self._page_of(answer["messages"], arguments)
@@ -174,6 +186,27 @@ class FaultProxy:
             request.method, self._upstream_url + request.path_qs, data=await request.read() or None, headers=headers
         ) as response:
             return response.status, await response.read(), response.headers.get("Content-Type", "text/plain")
+
+    async def _user(self, user_id: str) -> dict[str, Any]:
+        """The answer of `users.info`: the local Slack's, or a member's of its team, with a test's own words.
+
+        Format: https://api.slack.com/types/user
+        """
+        async with self._session.get(f"{self._upstream_url}/api/users.info", params={"user": user_id}) as response:
+            known: dict[str, Any] = await response.json()
+        if not known["ok"] and user_id not in self.members:
+            return known
+        usual = {"id": user_id, "team_id": TEAM, "name": user_id.lower(), "deleted": False, "is_bot": False}
+        kind = {"is_restricted": False, "is_ultra_restricted": False, "is_app_user": False}
+        return {"ok": True, "user": usual | known.get("user", {}) | kind | self.members.get(user_id, {})}
+
+    async def _no_direct_message(self, user_id: str) -> dict[str, Any] | None:
+        """Why `conversations.open` refuses: https://api.slack.com/methods/conversations.open#errors"""
+        known = await self._user(user_id)
+        if not known["ok"]:
+            return known
+        error = {"is_bot": "cannot_dm_bot", "deleted": "user_disabled"}
+        return next(({"ok": False, "error": why} for word, why in error.items() if known["user"][word]), None)
 
     def _remember_metadata(self, method: str, arguments: dict[str, Any], answer: dict[str, Any]) -> None:
         if method in ("chat.postMessage", "chat.update") and answer["ok"] and arguments.get("metadata") is not None:
@@ -251,9 +284,19 @@ def _flag(arguments: dict[str, Any], name: str) -> bool:
 
 
 def _list_groups(groups: dict[str, UserGroup], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Format: https://api.slack.com/methods/usergroups.list"""
     listed = [
-        {"id": key, "is_usergroup": True, "name": group.handle, "handle": group.handle, "users": group.users}
+        {
+            "id": key,
+            "team_id": TEAM,
+            "is_usergroup": True,
+            "name": group.handle,
+            "handle": group.handle,
+            "date_delete": 1760000000 if group.is_disabled else 0,
+            "users": group.users,
+        }
         for key, group in groups.items()
+        if not group.is_disabled or _flag(arguments, "include_disabled")
     ]
     if not _flag(arguments, "include_users"):
         listed = [{name: value for name, value in each.items() if name != "users"} for each in listed]

@@ -14,8 +14,9 @@ import aiohttp
 from aiohttp import web
 from slack_sdk.web.async_client import AsyncWebClient
 
+from bot.groups import OwnTeam
 from bot.pool import pool_of
-from bot.slack import Background, OwnTeam, build_bolt, slack_events
+from bot.slack import Background, build_bolt, slack_events
 from bot.slack_api import CALL_TIMEOUT_S
 from bot.web import build_web
 from flow.database import Connection

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -36,6 +37,10 @@ class Slack:
         method, form = request.match_info["method"], {**request.query, **await request.post()}
         refused = self.errors.get(method) or self.errors.get(f"{method} {form.get('channel')!s}")
         known: dict[str, Any] = {"user": "claim-flow", "team": "Test", "messages": [], "url": "wss://slack.example"}
+        known["usergroups"] = [
+            {"id": "S01FIN", "handle": "finance", "users": ["U01ALICE"], "date_delete": 0},
+            {"id": "S02OLD", "handle": "old", "users": [], "date_delete": 1},
+        ]
         headers = {"x-oauth-scopes": self.scopes} if self.scopes is not None else {}
         return web.json_response({"ok": False, "error": refused} if refused else {"ok": True, **known}, headers=headers)
 
@@ -123,6 +128,65 @@ async def test_a_missing_scope_is_found(database_url: str, slack: Slack) -> None
     scopes = (await findings(settings_at(database_url, slack)))["Slack scopes"]
     assert (scopes.ok, scopes.found) == (False, "channels:history missing")
     assert "manifest.yml" in scopes.fix
+
+
+_TIER = '[[tiers]]\nname = "a"\napprovers = ["U01ALICE", "{group}"]\npost_to = "{post_to}"\nchannel = "C03VP"\n'
+
+
+def ruled(folder: Path, *, group: str = "U02BOB", post_to: str = "channel") -> dict[str, Any]:
+    """The settings of a policy with one tier."""
+    (folder / "rules.toml").write_text(_TIER.format(group=group, post_to=post_to))
+    return {"approvers": "", "policy_file": folder / "rules.toml"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "missing"),
+    [
+        ({}, None),
+        ({"group": "@finance"}, "usergroups:read, users:read missing"),
+        ({"post_to": "both"}, "im:write, im:history missing"),
+    ],
+    ids=str,
+)
+async def test_a_scope_is_missing_only_if_the_policy_needs_it(
+    database_url: str, slack: Slack, tmp_path: Path, rules: dict[str, str], missing: str | None
+) -> None:
+    given = ruled(tmp_path, **rules)
+    scopes = (await findings(settings_at(database_url, slack, **given)))["Slack scopes"]
+    assert (scopes.ok, None if scopes.ok else scopes.found) == (missing is None, missing)
+    slack.scopes = f"{SCOPES},usergroups:read,users:read,im:write,im:history"
+    assert (await findings(settings_at(database_url, slack, **given)))["Slack scopes"].ok
+
+
+async def test_the_scopes_of_the_manifest_are_all_that_a_policy_needs(
+    database_url: str, slack: Slack, tmp_path: Path
+) -> None:
+    slack.scopes = ",".join(re.findall(r"^      - (\S+)$", (ROOT / "manifest.yml").read_text(), re.MULTILINE))
+    given = ruled(tmp_path, group="@finance", post_to="both")
+    assert (await findings(settings_at(database_url, slack, **given)))["Slack scopes"].ok
+
+
+async def test_a_user_group_that_slack_does_not_have_is_named(database_url: str, slack: Slack, tmp_path: Path) -> None:
+    for group in ("@finance", "S01FIN"):
+        found = (await findings(settings_at(database_url, slack, **ruled(tmp_path, group=group))))["Slack user groups"]
+        assert (found.ok, found.found) == (True, group)
+    for group in ("@nobody", "@old", "S02OLD", "S0NONE"):
+        found = (await findings(settings_at(database_url, slack, **ruled(tmp_path, group=group))))["Slack user groups"]
+        assert (found.ok, found.found) == (False, f"Slack has no {group}")
+    found = (await findings(settings_at(database_url, slack, approvers="@finance, @nobody")))["Slack user groups"]
+    assert (found.ok, found.found) == (False, "Slack has no @nobody")
+    slack.errors = {"usergroups.list": "missing_scope"}
+    found = (await findings(settings_at(database_url, slack, approvers="@finance")))["Slack user groups"]
+    assert (found.ok, "manifest.yml" in found.fix) == (False, True)
+    assert "Slack user groups" not in await findings(settings_at(database_url, slack))
+
+
+async def test_a_tiers_channel_is_looked_at_like_the_bots_own(database_url: str, slack: Slack, tmp_path: Path) -> None:
+    settings = settings_at(database_url, slack, **ruled(tmp_path))
+    assert (await findings(settings))["the channel of tier a"].found == "C03VP, and the bot is in it"
+    slack.errors = {"conversations.history C03VP": "not_in_channel"}
+    found = (await findings(settings))["the channel of tier a"]
+    assert (found.ok, found.fix) == (False, "invite the bot to the channel of tier a")
 
 
 async def test_a_slack_that_does_not_say_its_scopes_is_believed(database_url: str, slack: Slack) -> None:

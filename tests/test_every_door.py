@@ -47,7 +47,7 @@ Send = Callable[[], Awaitable[int]]
 
 
 class OurTeam:
-    """As `bot.slack.OwnTeam`, without a Slack to ask."""
+    """As `bot.groups.OwnTeam`, without a Slack to ask."""
 
     async def keys(self) -> frozenset[str]:
         return frozenset({"T01TEST"})

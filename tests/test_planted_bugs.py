@@ -222,15 +222,15 @@ BUGS = [
     Bug(
         name="a message whose posting got no answer is posted again without a look",
         file="bot/deliver.py",
-        old="        if not copies and notice.ambiguous:",
-        new="        if not copies and notice.version < 0:",
+        old="        if notice.ambiguous and (found := await",
+        new="        if notice.version < 0 and (found := await",
         tests="test_deliver.py",
     ),
     Bug(
         name="a card is changed as it was posted, not as it is",
         file="bot/deliver.py",
-        old="            copies = await self._update(conn, copies, text=text, blocks=shown)",
-        new="            copies = await self._update(conn, copies, text=text)",
+        old="        copies = await self._update(conn, notice, copies, refusals, text=text, blocks=shown)",
+        new="        copies = await self._update(conn, notice, copies, refusals, text=text)",
         tests="test_deliver.py",
     ),
     Bug(

@@ -58,6 +58,7 @@ def test_the_example_is_a_policy(policy: Tiers) -> None:
         expires_after_s=604_800,
         rank=1,
     )
+    assert policy.rules[0].tier.approvers == ("U01ALICE", "U02BOB", "@finance", "carol@example.com")
     assert policy.rules[0].over == {"USD": Decimal("100.00"), "EUR": Decimal("100.00")}
     assert in_words(policy.rules[1].tier) == "vp: 2 of U03DANA, U04EMIL, webhook:acme:carol, within 7 days"
 
@@ -77,6 +78,13 @@ def test_a_tier_is_asked_over_its_limit_and_in_every_other_currency(
     policy: Tiers, amount: str, currency: str, names: list[str]
 ) -> None:
     assert names_of(policy, amount, currency) == names
+
+
+def test_the_examples_places_are_ones_with_their_comment_signs_removed(tmp_path: Path) -> None:
+    text = EXAMPLE.read_text().replace("# post_to =", "post_to =").replace("# channel =", "channel =")
+    tier = read_policy(written(tmp_path, text)).rules[0].tier
+    assert (tier.post_to, tier.channel) == ("both", "C02MANAGERS")
+    assert in_words(tier).endswith(", in C02MANAGERS and by direct messages")
 
 
 def test_without_a_limit_a_tier_is_always_asked(tmp_path: Path) -> None:
@@ -159,7 +167,7 @@ def test_the_command_says_who_would_be_asked(tmp_path: Path) -> None:
     assert (everybody.code, len(everybody.out.splitlines())) == (0, 2)
     asked = terminal.run("policy", "--amount", "5000")
     assert asked.out == (
-        "manager: 1 of U01ALICE, U02BOB, carol@example.com, within 3 days, reminded every day"
+        "manager: 1 of U01ALICE, U02BOB, @finance, carol@example.com, within 3 days, reminded every day"
         " (09:00-17:00 Europe/Berlin)\n"
     )
     assert terminal.run("policy", "--amount", "20").out.startswith("nobody: ")

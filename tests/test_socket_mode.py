@@ -20,9 +20,10 @@ import aiohttp
 import pytest
 
 from bot import socket_mode
+from bot.groups import OwnTeam
 from bot.pool import pool_of
 from bot.server import run_services
-from bot.slack import Background, OwnTeam, build_bolt
+from bot.slack import Background, build_bolt
 from bot.socket_mode import SlackIsSilent, SocketMode
 from flow.database import Connection, connect
 from flow.drive import drive
