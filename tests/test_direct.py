@@ -367,5 +367,5 @@ def test_a_channel_is_served_by_any_and_a_conversation_by_itself(
 class _Direct(OneTier):
     """The built-in policy, with direct messages beside the channel."""
 
-    def tier(self, name: str) -> Tier:
+    def tier(self, name: str, claim: Claim | None = None) -> Tier:
         return tier(*self.approvers, name=name, post_to="both")

@@ -29,7 +29,7 @@ from tests.api_door import OTHER_SECRET, SECRET, Program, api_in_process, token
 from tests.browsing import Visitor, pages_in_process, signed_in_at_once
 from tests.local_slack import SIGNING_SECRET
 from tests.people import ANN, NO, ask, slack_person
-from tests.rows import all_rows, value
+from tests.rows import RENEW_FINGERPRINTS, all_rows, value
 from tests.slack_door import Caller, client_of
 
 # How each door's own person is written in a list of approvers.
@@ -180,6 +180,7 @@ async def test_whoever_may_not_decide_does_not(doors: Doors, conn: Connection, d
     await ask(conn, "t2", tier=tier)
     send = await getattr(doors, door)(interrupt_id)
     await conn.execute(SINCE[who], {"name": NAMES[door]})
+    await conn.execute(RENEW_FINGERPRINTS)
     assert 400 <= await send() < 500
     assert await all_rows(conn, "SELECT * FROM decisions") == []
     assert await value(conn, "SELECT count(*) FROM threads WHERE wakes > 0") == 0

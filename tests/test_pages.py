@@ -31,7 +31,7 @@ from flow.sessions import begin_session, end_session, make_login_link
 from tests.browsing import PageSeen, Visitor, pages_in_process, signed_in_at_once
 from tests.command import Terminal
 from tests.people import ALICE, ANN, BOB, EVE, NO, TWO_OF_THREE, YES, ask, start_claim
-from tests.rows import all_rows, value
+from tests.rows import RENEW_FINGERPRINTS, all_rows, rewrite, value
 
 # As they are on the web, where the command line's exemption ends.
 WEB_ANN = Person(key=ANN.key, name=ANN.name, names=ANN.names)
@@ -521,7 +521,7 @@ async def test_for_me_is_what_i_can_decide_and_have_not(visit: Any, conn: Connec
 async def test_a_page_shows_a_strangers_text_as_what_it_is(visit: Any, conn: Connection) -> None:
     interrupt_id = await ask(conn, requested_by="<b>dana</b>")
     hostile = {"amount": "250.00", "currency": "USD", "payee": "<script>alert(1)</script>\u202edlog"}
-    await conn.execute("UPDATE approvals SET request = %s", (Jsonb(hostile),))
+    await rewrite(conn, "request = %s", Jsonb(hostile))
     await conn.execute("UPDATE threads SET input = input || %s", (Jsonb({"note": "<img src=x onerror=alert(1)>"}),))
     alice = await visit(ALICE)
     for path in ("/approvals", path_of(interrupt_id)):
@@ -632,6 +632,7 @@ async def test_a_search_finds_by_every_field_and_by_all_of_them(visit: Any, conn
             "UPDATE approvals SET request = %s, requested_at = %s WHERE interrupt_id = %s",
             (Jsonb({"amount": amount, "currency": "USD", "payee": payee}), asked, interrupt_id),
         )
+    await conn.execute(RENEW_FINGERPRINTS)
     await decide(conn, desks, ALICE, NO)
     alice = await visit(ALICE)
 

@@ -19,7 +19,7 @@ from flow.receipts import forget_receipts
 from flow.settings import read_settings
 from tests.api_door import OLD_SECRET, OTHER_SECRET, SECRET, Program, api_in_process, signed
 from tests.people import ANN, NO, ask
-from tests.rows import all_rows, one_row, value
+from tests.rows import all_rows, one_row, rewrite, value
 from tests.test_api import is_problem
 
 CAROLS = Tier(name="approval", approvers=("webhook:acme:carol", "U01ALICE"))
@@ -81,7 +81,7 @@ async def test_a_refusal_is_repeated_too(acme: Program, conn: Connection) -> Non
     dave = {"decision": "approve", "approver": "dave"}
     first = await acme.decide_signed(interrupt_id, dave)
     assert is_problem(first, 403, "not on the list of approvers")
-    await conn.execute("UPDATE approvals SET approvers = approvers || 'webhook:acme:dave'::text")
+    await rewrite(conn, "approvers = approvers || 'webhook:acme:dave'::text")
     assert is_problem(await acme.decide_signed(interrupt_id, dave), 403)
     assert (await acme.decide_signed(interrupt_id, dave, webhook_id="msg_2")).status == 200
 
