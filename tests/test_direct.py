@@ -18,6 +18,7 @@ from flow.database import Connection, connect
 from flow.deadlines import expire_overdue
 from flow.drive import drive
 from flow.flows import Flows
+from flow.model import Claim
 from flow.policy import LIMITS, OneTier, Tier
 from tests.block_kit import buttons_of
 from tests.delivering import OPS_CHANNEL, deliverer_at
