@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import LiteralString
 
 import pytest
@@ -12,14 +13,15 @@ from bot.blocks import alarm
 from flow.approvals import approval_of, decide
 from flow.database import Connection
 from flow.deadlines import expire_overdue
-from flow.errors import ApprovalExpired, GroupsUnknown, NotAllowed, PageNeeded, Tampered
+from flow.delegations import away
+from flow.errors import AlreadyDecided, ApprovalExpired, GroupsUnknown, NotAllowed, PageNeeded, Tampered
 from flow.flows import Flows
 from flow.model import Verdict
 from flow.notices import failures_of
 from flow.policy import Tier
 from flow.threads import thread_of
 from tests.driving import run
-from tests.people import ALICE, ANN, BOB, EVE, NO, ONE_OF_THREE, YES, ask, start_claim
+from tests.people import ALICE, ANN, BOB, CAROL, EVE, NO, ONE_OF_THREE, YES, ask, slack_person, start_claim
 from tests.rows import all_rows, value
 
 OWN = Tier(name="approval", approvers=("U01ALICE", "U02BOB"), required=2, self_approval=True)
@@ -200,3 +202,48 @@ async def test_what_is_changed_after_it_was_approved_is_not_paid(conn: Connectio
     assert await run(conn, flows) == "stuck"
     assert await all_rows(conn, "SELECT * FROM payments") == []
     assert "was not approved in this form" in ((await thread_of(conn, "t1")).reason or "")
+
+
+# What stays of it
+
+
+async def test_a_vote_a_refusal_and_a_decision_are_kept_with_who_and_what_they_saw(conn: Connection) -> None:
+    interrupt_id = await ask(conn, tier=replace(ONE_OF_THREE, required=2))
+    digest = (await approval_of(conn, interrupt_id)).request_hash
+    seen = replace(YES, request_hash=digest)
+    await away(conn, CAROL, to="U66EVE", until=datetime.now(UTC) + timedelta(hours=1), made_by=CAROL.key)
+    with pytest.raises(NotAllowed):
+        await decide(conn, interrupt_id, slack_person("U77MALLORY", "Mallory"), seen)
+    await decide(conn, interrupt_id, ALICE, seen)
+    await decide(conn, interrupt_id, EVE, seen)
+    with pytest.raises(AlreadyDecided):
+        await decide(conn, interrupt_id, BOB, replace(NO, door="web", request_hash=digest))
+    rows = await all_rows(
+        conn, "SELECT kind, who, door, for_whom, shown FROM audit WHERE interrupt_id = %s ORDER BY id", interrupt_id
+    )
+    assert [(row["kind"], row["who"], row["door"], row["for_whom"]) for row in rows] == [
+        ("approval.requested", "flow:claims", "flow", ANN.key),
+        ("approval.refused", "slack:T01TEST/U77MALLORY", "slack", None),
+        ("approval.voted", ALICE.key, "slack", None),
+        ("approval.voted", EVE.key, "slack", CAROL.key),
+        ("approval.decided", EVE.key, "slack", CAROL.key),
+        ("approval.refused", BOB.key, "web", None),
+    ]
+    assert {row["shown"] for row in rows} == {digest}
+
+
+async def test_whoever_has_the_database_overrides_and_that_is_kept(conn: Connection) -> None:
+    interrupt_id = await ask(conn)
+    await decide(conn, interrupt_id, ANN, Verdict(verdict="approve", door="cli"))
+    assert await value(conn, "SELECT data->'override' FROM audit WHERE kind = 'approval.voted'") is True
+
+
+async def test_what_was_changed_past_us_is_said_to_the_operators_once(conn: Connection) -> None:
+    interrupt_id = await ask(conn)
+    await conn.execute("UPDATE approvals SET required = 1, approvers = '{U66EVE}'")
+    for _ in range(3):
+        with pytest.raises(Tampered):
+            await decide(conn, interrupt_id, EVE, YES)
+    assert await value(conn, "SELECT version FROM notices WHERE kind = 'alarm'") == 1
+    assert await value(conn, "SELECT count(*) FROM audit WHERE kind = 'approval.tampered'") == 1
+    assert await value(conn, "SELECT count(*) FROM audit WHERE kind = 'approval.refused'") == 3
