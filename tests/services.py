@@ -40,14 +40,16 @@ claim_flow.main()
 class QuietSlack:
     """The Web API of a workspace that says yes at once: `async with QuietSlack() as slack`, SLACK_API_URL `slack.url`.
 
-    `messages` are those that stand in the channel, as they were written last, by ts; `views` the forms that were
-    opened. What a trigger id is called, opening fails with: "expired_trigger_id" has expired.
+    `messages` are those that stand in the channel, as they were written last, by ts; `views` the modals that were
+    opened, as they are now; `opened` what they showed at first. What a trigger id is called, opening fails with:
+    "expired_trigger_id" has expired.
     """
 
     def __init__(self) -> None:
         self.url = ""
         self.messages: dict[str, dict[str, Any]] = {}
         self.views: list[dict[str, Any]] = []
+        self.opened: list[dict[str, Any]] = []
         self._seconds = itertools.count(1_700_000_000)
 
     async def __aenter__(self) -> Self:
@@ -57,6 +59,7 @@ class QuietSlack:
             "chat.postMessage": self._post,
             "chat.update": self._update,
             "views.open": self._open,
+            "views.update": self._change_view,
             "conversations.history": self._history,
             "conversations.replies": self._history,
         }.items():
@@ -102,8 +105,16 @@ class QuietSlack:
         asked = await request.json()
         if asked["trigger_id"].endswith("_trigger_id"):
             return web.json_response({"ok": False, "error": asked["trigger_id"]})
+        self.opened.append(asked["view"])
         self.views.append(asked["view"])
-        return web.json_response({"ok": True, "view": {"id": "V1"}})
+        return web.json_response({"ok": True, "view": {"id": f"V{len(self.views)}", "hash": "1.0"}})
+
+    async def _change_view(self, request: web.Request) -> web.Response:
+        asked = await request.json()
+        if asked["hash"] != "1.0":
+            return web.json_response({"ok": False, "error": "hash_conflict"})
+        self.views[int(asked["view_id"][1:]) - 1] = asked["view"]
+        return web.json_response({"ok": True, "view": {"id": asked["view_id"], "hash": "1.0"}})
 
     async def _history(self, _: web.Request) -> web.Response:
         return web.json_response({"ok": True, "messages": list(self.messages.values()), "has_more": False})

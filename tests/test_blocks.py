@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bot.blocks import card, parse_click, reply
+from bot.blocks import card, parse_button, parse_click, reply
 from flow.model import Advice, Approval, Decision, Payment, Thread
 from flow.text import visible
-from tests.block_kit import escaped, findings, texts
+from tests.block_kit import SETTLED, WAITING, escaped, findings, texts
 
 _AT = datetime(2026, 11, 30, 9, 0, tzinfo=UTC)
 _INTERRUPT = "0123456789abcdef0123456789abcdef"
@@ -98,7 +98,13 @@ _DECISION = st.builds(
     door=st.sampled_from(["slack", "cli", "webhook"]) | _TEXT,
     reason=_TEXT,
     decided_at=_TIME,
+    for_person=st.none() | st.just("slack:T01TEST/U02BOB"),
+    for_name=st.none() | _TEXT,
+    void=st.booleans(),
 )
+# Names of members, as they are written; nobody else writes about these.
+_MEMBERS = ("U04DANA", "slack:T01TEST/U05ERIN")
+_MENTIONED = ("U04DANA", "U05ERIN")
 _AMOUNT = st.decimals("0.01", "999999999999999.99", places=2).map(str)
 _THREAD_ID = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}", fullmatch=True)
 
@@ -116,7 +122,14 @@ def _situations(draw: st.DrawFn) -> tuple[Approval, Thread, Payment | None, Advi
         APPROVAL,
         thread_id=thread_id,
         request=request,
-        requested_by=draw(_TEXT),
+        requested_by=draw(_TEXT | st.sampled_from(_MEMBERS)),
+        required=draw(st.integers(1, 3)),
+        rank=draw(st.integers(0, 1)),
+        step_up=draw(st.booleans()),
+        escalate_to=tuple(draw(st.lists(_TEXT | st.sampled_from(_MEMBERS), max_size=2))),
+        escalated_at=draw(st.none() | _TIME),
+        changed_to=draw(st.none() | st.just({"amount": "1.00"})),
+        changed_by=draw(st.none() | _TEXT | st.sampled_from(_MEMBERS)),
         status=draw(st.sampled_from(["pending", "approved", "rejected", "expired", "withdrawn", "superseded"])),
         expires_at=draw(st.none() | _TIME),
         decisions=tuple(draw(st.lists(_DECISION, max_size=3))) * draw(st.sampled_from([1, 1, 1, 30])),
@@ -139,7 +152,8 @@ def _situations(draw: st.DrawFn) -> tuple[Approval, Thread, Payment | None, Advi
 def test_slack_takes_every_card_and_no_text_of_a_person_is_markup(
     situation: tuple[Approval, Thread, Payment | None, Advice | None],
 ) -> None:
-    assert findings(*card(*situation)) == []
+    for public_url in (None, "https://claims.example.com"):
+        assert findings(*card(*situation, public_url=public_url), mentions=_MENTIONED) == []
 
 
 @_on_any_machine
@@ -148,7 +162,7 @@ def test_slack_takes_every_reply_and_no_text_of_a_person_is_markup(
     situation: tuple[Approval, Thread, Payment | None, Advice | None],
 ) -> None:
     approval, thread, payment, _ = situation
-    assert findings(reply(approval, thread, payment), [_SOME_BLOCK]) == []
+    assert findings(reply(approval, thread, payment), [_SOME_BLOCK], mentions=_MENTIONED) == []
 
 
 @_on_any_machine
@@ -175,13 +189,14 @@ def test_whoever_reads_the_notification_alone_knows_the_request(
 
 @_on_any_machine
 @given(_situations())
-def test_a_card_has_its_two_buttons_while_it_is_pending_and_never_after(
+def test_a_card_can_be_decided_while_it_is_pending_and_never_after(
     situation: tuple[Approval, Thread, Payment | None, Advice | None],
 ) -> None:
     approval, *_ = situation
     _, blocks = card(*situation)
-    buttons = [each for block in blocks if block["type"] == "actions" for each in block["elements"]]
-    assert [each["action_id"] for each in buttons] == (["approve", "reject"] if approval.status == "pending" else [])
+    shown = [each["action_id"] for block in blocks if block["type"] == "actions" for each in block["elements"]]
+    waiting = WAITING[1:] if approval.step_up else WAITING
+    assert shown == (waiting if approval.status == "pending" else SETTLED)
 
 
 @_on_any_machine
@@ -194,7 +209,21 @@ def test_only_sentences_of_ours_are_formatted(
     _, blocks = card(*situation)
     lines = [line for each in texts(blocks) if each["type"] == "mrkdwn" for line in each["text"].splitlines()]
     labels = ("*Amount*", "*Payee*", "*Requested by*", "*Note*", "*Decide by*", "🤖 *Advice of a language model, ")
-    ours = (*labels, "<!date^", "✅ *", "❌ *", "💸 *", "⚠️ ", "Nothing was paid", "… and ")
+    ends = (
+        "✅ *",
+        "❌ *",
+        "✅ ~",
+        "❌ ~",
+        "💸 *",
+        "⚠️ ",
+        "⏫ *Escalated to* ",
+        "Nothing was paid",
+        "Superseded: ",
+        "… and ",
+    )
+    counts = tuple(f"*{given} of {approval.required} approvals*" for given in range(3))
+    mentions = tuple(f"<@{member}>" for member in _MENTIONED)
+    ours = (*labels, *ends, *counts, *mentions, "<!date^", "This much is approved on its web page only")
     assert all(line.startswith(ours) for line in lines)
     assert sum(line.startswith(("✅", "❌")) for line in lines) <= len(approval.decisions)
 
@@ -203,9 +232,12 @@ def test_a_pressed_button_names_what_its_card_showed() -> None:
     _, blocks = card(APPROVAL, THREAD, None)
     [buttons] = [block["elements"] for block in blocks if block["type"] == "actions"]
     for button in buttons:
-        click = parse_click({"user": {"id": "U01ALICE", "team_id": "T01TEST"}, "actions": [button]})
-        assert click is not None
-        assert (click.verdict, click.interrupt_id, click.request_hash) == (button["action_id"], _INTERRUPT, _HASH)
+        pressed = {"user": {"id": "U01ALICE", "team_id": "T01TEST"}, "actions": [button]}
+        press = parse_button(pressed)
+        assert press is not None
+        assert (press.interrupt_id, press.request_hash) == (_INTERRUPT, _HASH)
+        # No other button decides anything by itself.
+        assert (parse_click(pressed) is not None) == (button["action_id"] == "approve")
 
 
 def test_a_card_says_who_asks_for_what_in_which_thread() -> None:
@@ -215,7 +247,7 @@ def test_a_card_says_who_asks_for_what_in_which_thread() -> None:
         "Approval needed: 250.00 USD",
         "*Amount*", "250.00 USD", "*Payee*", "ACME", "*Requested by*", "cli:ann", "*Note*", "three chairs",
         "🤖 *Advice of a language model, to be doubted*", "Chairs. No risks found.",
-        "Approve", "Reject",
+        "Approve", "Reject", "Change amount…", "Details",
         f"thread t1 · interrupt {_INTERRUPT} · hash 5e5e5e5e5e5e",
     ]  # fmt: skip
 
@@ -359,7 +391,7 @@ def _said(name: str) -> str:
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        ("refused", "Not paid: the card &lt;expired&gt;"),
+        ("refused", "Failed, nothing was paid: the card &lt;expired&gt;"),
         ("unknown", "It is not known whether this was paid"),
         ("intended", ""),
     ],
