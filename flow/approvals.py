@@ -6,7 +6,8 @@ the verdict, wakes the thread and changes the cards in one transaction; the door
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -20,6 +21,7 @@ from flow.delegations import with_absent
 from flow.errors import (
     AlreadyDecided,
     ApprovalExpired,
+    FlowError,
     GroupsUnknown,
     NotAllowed,
     NothingToDecide,
@@ -38,7 +40,8 @@ from flow.text import bare_name, canonical
 COLUMNS = sql.SQL(
     "interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers, required, status, requested_at,"
     " expires_at, settled_at, withdrawn_by, withdrawn_why, rank, on_expiry, escalate_to, expires_after_s, escalated_at,"
-    " self_approval, step_up, post_to, channel, changed_to, changed_by, raised_by,"
+    " self_approval, step_up, post_to, channel, changed_to, changed_by,"
+    " changed_why, raised_by,"
     " fingerprint = approval_fingerprint(approvals) AS whole"
 )
 _DECISION = "person, person_name, verdict, door, reason, decided_at, answer, for_person, for_name, listed_as, void"
@@ -55,8 +58,8 @@ async def request_approval(
         sql.SQL(
             "INSERT INTO approvals (interrupt_id, thread_id, tier, request, request_hash, requested_by, raised_by,"
             " approvers, required, rank, expires_after_s, on_expiry, escalate_to, self_approval, step_up, post_to,"
-            " channel, requested_at, expires_at) SELECT %s, thread_id, %s, %s, %s, %s, coalesce(raised_by, '{{}}'), %s, %s, %s, %s,"
-            " %s, %s, %s, %s, %s, %s, now, now + %s * interval '1 second'"
+            " channel, requested_at, expires_at) SELECT %s, thread_id, %s, %s, %s, %s, coalesce(raised_by, '{{}}'), %s,"
+            " %s, %s, %s, %s, %s, %s, %s, %s, %s, now, now + %s * interval '1 second'"
             " FROM threads, clock_timestamp() AS now WHERE thread_id = %s"
             " ON CONFLICT (interrupt_id) DO NOTHING RETURNING {}"
         ).format(COLUMNS),
@@ -194,13 +197,9 @@ async def decide(conn: Connection, interrupt_id: str, person: Person, verdict: V
     decide, records nothing and succeeds. Raises UnknownApproval, NotAllowed, StaleRequest, PageNeeded, Tampered,
     ApprovalExpired, or AlreadyDecided if the approval was settled the other way.
     """
-    async with conn.transaction():
+    async with alarmed(conn, interrupt_id), conn.transaction():
         approval = await approval_of(conn, interrupt_id, lock=True)
-        if not approval.whole:
-            raise Tampered(interrupt_id)
-        standing = await _standing(conn, approval, person)
-        if verdict.request_hash not in (None, approval.request_hash):
-            raise StaleRequest(interrupt_id)
+        standing = await _checked(conn, approval, person, verdict.request_hash)
         if approval.status != "pending":
             _check_same(approval, verdict)
             return Decided(approval=approval, recorded=False)
@@ -216,6 +215,39 @@ async def decide(conn: Connection, interrupt_id: str, person: Person, verdict: V
         settled: tuple[EventType, ...] = () if approval.status == "pending" else ("approval.decided",)
         await record_changes(conn, approval, "approval.voted", *settled)
         return Decided(approval=approval, recorded=True)
+
+
+@contextlib.asynccontextmanager
+async def alarmed(conn: Connection, interrupt_id: str) -> AsyncIterator[None]:
+    """The operators hear of a request that was changed past us, once, when somebody was about to decide it."""
+    try:
+        yield
+    except Tampered:
+        async with conn.transaction():
+            approval = await approval_of(conn, interrupt_id)
+            await notices.raise_alarm(conn, approval.thread_id)
+        raise
+
+
+async def check_decidable(
+    conn: Connection, approval: Approval, person: Person, *, request_hash: str | None
+) -> Standing:
+    """As whom this person can decide this now. The caller holds its row. Raises whatever `decide` does."""
+    standing = await _checked(conn, approval, person, request_hash)
+    if approval.status != "pending":
+        raise _settled_otherwise(approval)
+    await _check_time(conn, approval)
+    return standing
+
+
+async def _checked(conn: Connection, approval: Approval, person: Person, request_hash: str | None) -> Standing:
+    """Whether this person decides what they were shown, as it was asked."""
+    if not approval.whole:
+        raise Tampered(approval.interrupt_id)
+    standing = await _standing(conn, approval, person)
+    if request_hash not in (None, approval.request_hash):
+        raise StaleRequest(approval.interrupt_id)
+    return standing
 
 
 async def withdraw(conn: Connection, thread_id: str, person: Person, reason: str = "") -> None:
@@ -289,10 +321,15 @@ def _check_same(approval: Approval, verdict: Verdict) -> None:
     same = by is not None and (verdict.answer is None or canonical(bare(verdict.answer)) == canonical(by.answer))
     if same and approval.status == {"approve": "approved", "reject": "rejected"}[verdict.verdict]:
         return
+    raise _settled_otherwise(approval)
+
+
+def _settled_otherwise(approval: Approval) -> FlowError:
     if approval.status == "expired" and approval.settled_at is not None:
-        raise ApprovalExpired(approval.interrupt_id, approval.expires_at or approval.settled_at)
-    who = by.person_name if by else approval.withdrawn_by or "the flow"
-    raise AlreadyDecided(approval.interrupt_id, approval.status, who, approval.settled_at)
+        return ApprovalExpired(approval.interrupt_id, approval.expires_at or approval.settled_at)
+    by = approval.settled_by
+    who = by.who if by else approval.withdrawn_by or approval.changed_by or "the flow"
+    return AlreadyDecided(approval.interrupt_id, approval.status, who, approval.settled_at)
 
 
 async def _check_time(conn: Connection, approval: Approval) -> None:

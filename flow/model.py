@@ -177,6 +177,7 @@ class Approval:
     # Superseded by a request for this, proposed by this person.
     changed_to: dict[str, Any] | None = None
     changed_by: str | None = None
+    changed_why: str = ""
     # Names of whoever raised the amount to this one.
     raised_by: tuple[str, ...] = ()
     # False if somebody has changed past us what it says, or by which rules it is decided.

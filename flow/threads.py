@@ -24,7 +24,7 @@ MAX_ATTEMPTS = 20
 _COLUMNS = sql.SQL(
     "thread_id, flow, flow_version, input, requested_by, status, reason, wakes, attempts, due_at, created_at,"
     " coalesce(due_at > clock_timestamp() AND reason IS NOT NULL, false) AS put_off, result, progress_done,"
-    " progress_total"
+    " progress_total, changed"
 )
 # From 1 s to 10 min, and a quarter of jitter either way: failures that came together do not return together.
 _BACKOFF = sql.SQL(
