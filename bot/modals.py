@@ -25,22 +25,21 @@ from bot.outcomes import already, refusal
 from bot.questions import FORM, form_of, has_form, typed_in
 from bot.views import AMOUNT, MAX_REASON, REJECT, View, amount_form, in_words, reject_form, skeleton, typed
 from flow import inputs
-from flow.approvals import approval_of, decide, withdraw
+from flow.approvals import alarmed, approval_of, check_decidable, decide, withdraw
+from flow.changes import change_amount
 from flow.database import AWAY, Connection
-from flow.delegations import with_absent
-from flow.errors import AlreadyDecided, BadInput, FlowError, NotAllowed, NothingToDecide, StaleRequest
+from flow.errors import BadInput, FlowError, NothingToDecide, StaleRequest
 from flow.inbox import may_see
 from flow.model import Approval, Person, Verdict
 from flow.questions import question_of
 from flow.show import stories_of
-from flow.standing import check_person
 from flow.threads import thread_of
 from flow.trace import trace_of
 
 log = logging.getLogger(__name__)
 
 # The modals that can be sent.
-FORMS = frozenset({FORM, REJECT, AMOUNT})
+FORMS = (FORM, REJECT, AMOUNT)
 
 # Nobody looks at an empty modal for longer.
 _FILL_TIMEOUT_S = 10.0
@@ -70,13 +69,14 @@ def hear_modals(bolt: AsyncApp, door: Door) -> None:
         if press is None:
             door.tell(body, respond, NO_BUTTON)
             return BoltResponse(status=400, body="not one of our buttons")
-        work = _fill(door, press, as_dict(body.get("view")), "Details", details)
+        view = as_dict(body.get("view"))
         try:
             await door.act_in_time(press, lambda conn, person: _withdraw(conn, person, press))
         except FlowError as exc:
-            work = _show(door, as_dict(body.get("view")), in_words("Withdraw", refusal(exc)))
+            door.spawn(_show(door, view, in_words("Withdraw", refusal(exc))))
+        else:
+            door.spawn(_fill(door, press, view, "Details", details))
         await ack()
-        door.spawn(work)
         return None
 
 
@@ -152,7 +152,7 @@ async def _send(door: Door, press: Press, values: Any, first: str, send: Send) -
     except Misfilled as exc:
         return exc.errors
     except BadInput as exc:
-        return {exc.name if exc.name in ("amount", "reason") else first: f"{exc.expected.capitalize()}."}
+        return {exc.name if exc.name in values else first: refusal(exc)}
     except FlowError as exc:
         note = refusal(exc)
     return {first: note} if note else {}
@@ -183,24 +183,17 @@ async def _change_view(conn: Connection, person: Person, press: Press) -> View:
 
 async def _decidable(conn: Connection, person: Person, press: Press) -> Approval:
     """The approval, if this person may decide it as it was shown. Raises FlowError, which says why not."""
-    approval = await approval_of(conn, press.interrupt_id)
-    await check_decidable(conn, approval, person, request_hash=press.request_hash)
+    async with alarmed(conn, press.interrupt_id):
+        approval = await approval_of(conn, press.interrupt_id)
+        await check_decidable(conn, approval, person, request_hash=press.request_hash)
     return approval
-
-
-async def check_decidable(conn: Connection, approval: Approval, person: Person, *, request_hash: str) -> None:
-    check_person(approval, await with_absent(conn, person))
-    if approval.request_hash != request_hash:
-        raise StaleRequest(approval.interrupt_id)
-    if approval.status != "pending":
-        raise AlreadyDecided(approval.interrupt_id, approval.status, "x", approval.settled_at)
 
 
 async def _details(conn: Connection, person: Person, press: Press, public_url: str | None) -> View:
     """Whoever can see the card may: the members of our own team, and whoever it names."""
     approval = await approval_of(conn, press.interrupt_id)
     if press.user_id not in person.names and not may_see(approval, person, ()):
-        raise NotAllowed(person.name, "only members of this workspace see more of it")
+        return in_words("Details", "Only members of this workspace see more of it.")
     [story] = await stories_of(conn, [await thread_of(conn, approval.thread_id)])
     return details_of(approval, story, await trace_of(conn, story), person, public_url=public_url)
 
@@ -229,8 +222,6 @@ async def _change(conn: Connection, person: Person, press: Press, values: Any) -
 
 async def _change_amount(conn: Connection, person: Person, press: Press, values: Any) -> str | None:
     reason = inputs.parse_text("reason", typed(values, "reason"), MAX_REASON)
-    from flow.changes import change_amount
-
     await change_amount(
         conn,
         press.interrupt_id,

@@ -91,7 +91,8 @@ def superseded_line(approval: Approval) -> str:
     """What is asked instead, as mrkdwn."""
     if approval.changed_to is None or approval.changed_by is None:
         return "Superseded: its flow asks anew, or no longer waits for it."
-    return f"Superseded: {mention(approval.changed_by, _NAME)} asks for {_instead(approval)}."
+    why = f" ({safe(approval.changed_why, _REASON)})" if approval.changed_why else ""
+    return f"Superseded: {mention(approval.changed_by, _NAME)} asks for {_instead(approval)}{why}."
 
 
 def already(approval: Approval) -> str:

@@ -130,6 +130,7 @@ def _situations(draw: st.DrawFn) -> tuple[Approval, Thread, Payment | None, Advi
         escalated_at=draw(st.none() | _TIME),
         changed_to=draw(st.none() | st.just({"amount": "1.00"})),
         changed_by=draw(st.none() | _TEXT | st.sampled_from(_MEMBERS)),
+        changed_why=draw(_TEXT),
         status=draw(st.sampled_from(["pending", "approved", "rejected", "expired", "withdrawn", "superseded"])),
         expires_at=draw(st.none() | _TIME),
         decisions=tuple(draw(st.lists(_DECISION, max_size=3))) * draw(st.sampled_from([1, 1, 1, 30])),
