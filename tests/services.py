@@ -208,10 +208,14 @@ class Town:
         ]
 
     async def click(self, body: bytes, *, caller: Caller | None = None) -> int | None:
-        """The status that the bot answers in time; None if there is no bot, or no answer within Slack's patience."""
+        """The status that the bot answers in time; None if there is no bot, or no answer within Slack's patience.
+
+        A form that is to be sent again is answered with an error in it: 503, too.
+        """
         try:
             async with asyncio.timeout(CLICK_S):
-                return (await (caller or self.caller).click(body)).status
+                answered = await (caller or self.caller).click(body)
+                return 503 if "send it again" in answered.body else answered.status
         except (TimeoutError, aiohttp.ClientError, OSError):
             return None
 
