@@ -99,7 +99,7 @@ def card(
         lines = outcome_lines(approval, thread, payment)
     else:
         header = subject_in(approval) if approval.status == "pending" else header
-        asked = [{"type": "section", "fields": fields_of(approval, "", "")}, *question_blocks(question)]
+        asked = [*facts_of(approval), *question_blocks(question)]
         lines = ending_of(approval, thread)
     lines = [*progress_lines(approval), *lines]
     outcome = [*fitting([*map(decision_line, approval.decisions)], _OUTCOME - len("\n".join(lines))), *lines]
@@ -229,8 +229,8 @@ def subject_in(approval: Approval) -> str:
     return asked_amount(approval) if question.kind == "claim" else subject_of(question)
 
 
-def fields_of(approval: Approval, amount: str, note: str) -> list[Block]:
-    """Label and value side by side; only a label of ours is mrkdwn, so a value shows as what it is."""
+def facts_of(approval: Approval, amount: str = "", note: str = "") -> list[Block]:
+    """Label and value side by side, in a section; only a label of ours is mrkdwn, so a value shows as what it is."""
     deadline = approval.expires_at if approval.status == "pending" else None
     values = {
         "Amount": plain(amount, _NAME),
@@ -239,7 +239,8 @@ def fields_of(approval: Approval, amount: str, note: str) -> list[Block]:
         "Note": plain(one_line(note), _NAME),
         "Decide by": mrkdwn(date(deadline) if deadline else "", FIELD),
     }
-    return [field for name, value in values.items() if value["text"] for field in (mrkdwn(f"*{name}*", FIELD), value)]
+    fields = [field for name, value in values.items() if value["text"] for field in (mrkdwn(f"*{name}*", FIELD), value)]
+    return [{"type": "section", "fields": fields}] if fields else []
 
 
 def _requester(name: str) -> Block:
@@ -253,8 +254,7 @@ def _is_short(note: str) -> bool:
 
 def _claim_blocks(approval: Approval, thread: Thread, advice: Advice | None) -> list[Block]:
     note = str(thread.input.get("note") or "").strip()
-    fields = fields_of(approval, asked_amount(approval), note if _is_short(note) else "")
-    blocks: list[Block] = [{"type": "section", "fields": fields}]
+    blocks = facts_of(approval, asked_amount(approval), note if _is_short(note) else "")
     if not _is_short(note):
         blocks += [label("*Note*"), {"type": "section", "text": plain(note, _NOTE)}]
     if advice is not None and advice.status == "given":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bot.blocks import fields_of, page_of, subject_in, value_of
+from bot.blocks import facts_of, page_of, subject_in, value_of
 from bot.kit import (
     FIELD,
     HEADER,
@@ -60,7 +60,7 @@ def details_of(
     blocks: list[Block] = [
         {"type": "header", "text": told(subject_in(approval), HEADER)},
         {"type": "section", "text": _mrkdwn("\n".join(state))},
-        {"type": "section", "fields": fields_of(approval, asked_amount(approval) if is_claim else "", "")},
+        *facts_of(approval, asked_amount(approval) if is_claim else ""),
         *_within(asked, _MOST_ASKED, elsewhere),
         *_within(_advice(story), _MOST_OF_ADVICE, elsewhere),
         label("*What happened*"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bot.blocks import fields_of, subject_in
+from bot.blocks import facts_of, subject_in
 from bot.kit import HEADER, SECTION_TEXT, Block, as_dict, as_text, told
 from flow.model import Approval
 
@@ -86,7 +86,7 @@ def _asked(approval: Approval) -> list[Block]:
     """What it is about, so that nobody decides another request than they think."""
     return [
         {"type": "header", "text": told(subject_in(approval), HEADER)},
-        {"type": "section", "fields": fields_of(approval, "", "")},
+        *facts_of(approval),
     ]
 
 

@@ -50,6 +50,8 @@ class QuietSlack:
         self.messages: dict[str, dict[str, Any]] = {}
         self.views: list[dict[str, Any]] = []
         self.opened: list[dict[str, Any]] = []
+        # Whether whoever opened a modal has closed it by the time it is filled.
+        self.closes_modals = False
         self._seconds = itertools.count(1_700_000_000)
 
     async def __aenter__(self) -> Self:
@@ -111,6 +113,8 @@ class QuietSlack:
 
     async def _change_view(self, request: web.Request) -> web.Response:
         asked = await request.json()
+        if self.closes_modals:
+            return web.json_response({"ok": False, "error": "not_found"})
         if asked["hash"] != "1.0":
             return web.json_response({"ok": False, "error": "hash_conflict"})
         self.views[int(asked["view_id"][1:]) - 1] = asked["view"]

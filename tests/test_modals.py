@@ -104,6 +104,25 @@ async def test_who_gets_no_modal_from_slack_is_told_to_click_again(
     assert await nobody_decided(conn)
 
 
+async def test_a_modal_that_was_closed_before_it_was_filled_troubles_nobody(
+    bot: Caller, slack: QuietSlack, conn: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    interrupt_id = await ask(conn)
+    slack.closes_modals = True
+    assert await press(bot, conn, interrupt_id, "reject") == 200
+    await until(lambda: _logged(caplog, "a form was not filled"))
+    # What stands there if it is open after all says what to do.
+    assert "close this and click again" in words_of(slack.views[0])
+    slack.closes_modals = False
+    assert await press(bot, conn, interrupt_id, "reject") == 200
+    assert "250.00 USD" in words_of(await shown(slack))
+    assert "Traceback" not in caplog.text
+
+
+async def _logged(caplog: pytest.LogCaptureFixture, text: str) -> bool:
+    return text in caplog.text
+
+
 async def test_rejects_modal_shows_what_is_rejected_and_asks_why(
     bot: Caller, slack: QuietSlack, conn: Connection
 ) -> None:
