@@ -118,6 +118,8 @@ def refusal(exc: FlowError) -> str:
         return f"Already expired{_at(exc.at)}."
     if isinstance(exc, AlreadyDecided) and exc.status == "superseded":
         return _ASKED_ANEW
+    if isinstance(exc, AlreadyDecided) and exc.status == "withdrawn":
+        return f"Already withdrawn by {bare_name(exc.by)}{_at(exc.at)}."
     return sentence(exc)
 
 

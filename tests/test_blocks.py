@@ -287,7 +287,8 @@ def _shown(approval: Approval, thread: Thread = THREAD, **how: Any) -> str:
 
 def _button(approval: Approval, action_id: str, **how: Any) -> dict[str, Any]:
     _, blocks = card(approval, THREAD, None, **how)
-    [found] = [e for b in blocks if b["type"] == "actions" for e in b["elements"] if e["action_id"] == action_id]
+    buttons = {each["action_id"]: each for b in blocks if b["type"] == "actions" for each in b["elements"]}
+    found: dict[str, Any] = buttons[action_id]
     return found
 
 
@@ -367,7 +368,11 @@ def test_each_end_without_a_payment_has_a_word_of_its_own(status: str, thread: s
 
 
 def test_what_was_superseded_says_what_is_asked_instead_and_never_that_it_was_paid() -> None:
-    changed = {"changed_to": {"amount": "1200.00"}, "changed_by": "slack:T01TEST/U02BOB", "changed_why": "two <chairs>"}
+    changed: dict[str, Any] = {
+        "changed_to": {"amount": "1200.00"},
+        "changed_by": "slack:T01TEST/U02BOB",
+        "changed_why": "two <chairs>",
+    }
     approval = replace(APPROVAL, status="superseded", requested_by="U04DANA", **changed)
     paid, payment = replace(THREAD, status="paid"), replace(PAYMENT, amount=Decimal("1200.00"))
     said = "Superseded: <@U02BOB> asks for 1,200.00 USD instead of 250.00 USD (two &lt;chairs&gt;)."
