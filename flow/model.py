@@ -17,7 +17,7 @@ from flow.text import bare_name
 VerdictName = Literal["approve", "reject"]
 OnExpiry = Literal["reject", "escalate"]
 PostTo = Literal["channel", "direct", "both"]
-EventType = Literal[
+ApprovalEventType = Literal[
     "approval.requested",
     "approval.voted",
     "approval.decided",
@@ -25,6 +25,9 @@ EventType = Literal[
     "approval.escalated",
     "approval.withdrawn",
     "approval.changed",
+]
+EventType = Literal[
+    ApprovalEventType,
     "payment.paid",
     "payment.unknown",
     "thread.done",
