@@ -25,8 +25,8 @@ from bot.outcomes import already, refusal
 from bot.questions import FORM, form_of, has_form, typed_in
 from bot.views import AMOUNT, MAX_REASON, REJECT, View, amount_form, in_words, reject_form, skeleton, typed
 from flow import inputs
-from flow.approvals import alarmed, approval_of, check_decidable, decide, withdraw
-from flow.changes import change_amount
+from flow.approvals import approval_of, check_decidable, decide, refusals_kept
+from flow.changes import change_amount, withdraw
 from flow.database import AWAY, Connection
 from flow.errors import BadInput, FlowError, NothingToDecide, StaleRequest
 from flow.inbox import may_see
@@ -183,7 +183,7 @@ async def _change_view(conn: Connection, person: Person, press: Press) -> View:
 
 async def _decidable(conn: Connection, person: Person, press: Press) -> Approval:
     """The approval, if this person may decide it as it was shown. Raises FlowError, which says why not."""
-    async with alarmed(conn, press.interrupt_id):
+    async with refusals_kept(conn, press.interrupt_id, person, door="slack", shown=press.request_hash):
         approval = await approval_of(conn, press.interrupt_id)
         await check_decidable(conn, approval, person, request_hash=press.request_hash)
     return approval
@@ -242,4 +242,4 @@ async def _withdraw(conn: Connection, person: Person, press: Press) -> None:
             raise StaleRequest(press.interrupt_id)
         if approval.status not in ("pending", "withdrawn"):
             raise NothingToDecide(approval.thread_id, f"its last request was {approval.status}")
-        await withdraw(conn, approval.thread_id, person)
+        await withdraw(conn, approval.thread_id, person, door="slack")

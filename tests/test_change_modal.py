@@ -21,7 +21,7 @@ from tests.asking import DINNER, MAIL, human_interrupt, put, tool_call, tool_cal
 from tests.block_kit import view_findings, words_of
 from tests.local_slack import CHANNEL, LocalSlack, skip_reason
 from tests.people import BOB, NO, TWO_OF_THREE
-from tests.rows import all_rows, one_row, until, value
+from tests.rows import all_rows, one_row, rewrite, until, value
 from tests.services import QuietSlack
 from tests.slack_door import Caller, bot_in_process, client_of, content_of
 from tests.slack_requests import ABSENT, button
@@ -245,11 +245,11 @@ async def test_a_form_that_comes_too_late_or_is_about_something_else_is_told_so(
     nowhere = json.dumps({"interrupt": "0" * 32, "hash": "f" * 64})
     _, errors = await bot.submit(conn, interrupt_id, filled("approve"), private_metadata=nowhere)
     assert errors["step-0"].startswith("No approval has the interrupt id")
-    await conn.execute("UPDATE approvals SET expires_at = clock_timestamp() - interval '1 second'")
+    await rewrite(conn, "expires_at = clock_timestamp() - interval '1 second'")
     _, errors = await bot.submit(conn, interrupt_id, filled("approve"))
     assert "expired" in errors["step-0"]
     assert await nobody_decided(conn)
-    await conn.execute("UPDATE approvals SET expires_at = NULL")
+    await rewrite(conn, "expires_at = NULL")
     await decide(conn, interrupt_id, BOB, NO)
     _, errors = await bot.submit(conn, interrupt_id, filled("approve"))
     assert errors["step-0"].startswith("Already rejected by Bob")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from flow.approvals import decide, withdraw
-from flow.changes import change_amount
+from flow.approvals import decide
+from flow.changes import change_amount, withdraw
 from flow.database import Connection
 from flow.flows import Flows
 from flow.policy import Tier
@@ -20,7 +20,7 @@ from tests.asking import REFUND, put
 from tests.block_kit import buttons_of, view_findings, words_of
 from tests.local_slack import CHANNEL, LocalSlack, skip_reason
 from tests.people import BOB, NO, POLICY, TWO_OF_THREE, YES, ask, slack_person
-from tests.rows import all_rows, one_row, until, value
+from tests.rows import all_rows, one_row, rewrite, until, value
 from tests.services import QuietSlack
 from tests.slack_door import Caller, bot_in_process, client_of, content_of, errors_in, reject_in, typed_in
 from tests.slack_requests import ABSENT, button
@@ -182,10 +182,7 @@ async def test_a_modal_says_why_there_is_nothing_to_decide(
     await withdraw(conn, f"t{next(numbers) - 1}", slack_person("U04DANA", "Dana"))
     assert (await said(interrupt_id)).startswith("Already withdrawn by U04DANA at ")
     interrupt_id = await one()
-    await conn.execute(
-        "UPDATE approvals SET expires_at = clock_timestamp() - interval '1 second' WHERE interrupt_id = %s",
-        (interrupt_id,),
-    )
+    await rewrite(conn, "expires_at = clock_timestamp() - interval '1 second'")
     # Before the clock has seen it.
     assert (await said(interrupt_id)).startswith("Already expired at ")
     interrupt_id = await one()
@@ -208,6 +205,8 @@ async def test_a_rejection_keeps_its_reason_and_sent_twice_it_is_one(bot: Caller
         "reason": "bought <elsewhere>\nalready",
     }
     assert await value(conn, "SELECT status FROM approvals") == "rejected"
+    [kept] = await all_rows(conn, "SELECT data ->> 'reason' AS reason FROM audit WHERE kind = 'approval.voted'")
+    assert kept == {"reason": "bought <elsewhere>\nalready"}
     assert await reject(bot, conn, interrupt_id, "again") == {"reason": "Already rejected by u01alice."}
     assert await value(conn, "SELECT reason FROM decisions") == "bought <elsewhere>\nalready"
     assert await value(conn, "SELECT wakes FROM threads") == 1
@@ -243,9 +242,9 @@ async def test_a_rejection_that_comes_too_late_or_is_stale_is_told_so(bot: Calle
     stale = json.dumps({"interrupt": interrupt_id, "hash": "f" * 64})
     _, errors = await bot.submit(conn, interrupt_id, typed_in(reason=""), callback_id="reject", private_metadata=stale)
     assert "changed" in errors["reason"]
-    await conn.execute("UPDATE approvals SET expires_at = clock_timestamp() - interval '1 second'")
+    await rewrite(conn, "expires_at = clock_timestamp() - interval '1 second'")
     assert (await reject(bot, conn, interrupt_id))["reason"].startswith("Already expired at ")
-    await conn.execute("UPDATE approvals SET expires_at = NULL")
+    await rewrite(conn, "expires_at = NULL")
     assert await nobody_decided(conn)
     await decide(conn, interrupt_id, BOB, YES)
     assert (await reject(bot, conn, interrupt_id))["reason"].startswith("Already approved by Bob at ")
@@ -276,9 +275,14 @@ async def test_who_approved_may_still_reject_with_a_reason(bot: Caller, conn: Co
     }
 
 
-async def test_pressing_reject_decides_nothing(bot: Caller, slack: QuietSlack, conn: Connection) -> None:
-    assert await press(bot, conn, await ask(conn), "reject") == 200
-    await shown(slack)
+async def test_pressing_reject_decides_nothing_and_whoever_may_not_is_kept_in_the_audit_log(
+    bot: Caller, slack: QuietSlack, conn: Connection
+) -> None:
+    interrupt_id = await ask(conn)
+    for person, refused in (("U01ALICE", []), ("U66EVE", [{"who": "slack:T01TEST/U66EVE", "door": "slack"}])):
+        assert await press(bot, conn, interrupt_id, "reject", by=person) == 200
+        await shown(slack)
+        assert await all_rows(conn, "SELECT who, door FROM audit WHERE kind = 'approval.refused'") == refused
     assert await nobody_decided(conn)
 
 
