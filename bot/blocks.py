@@ -8,16 +8,13 @@ https://api.slack.com/reference/interaction-payloads/block-actions
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC
-from decimal import Decimal
 from typing import Any
 
 from bot.answers import answer_in_words
 from bot.kit import (
-    BUTTON,
     FIELD,
     HEADER,
     SECTION_TEXT,
@@ -25,21 +22,26 @@ from bot.kit import (
     as_dict,
     as_id,
     as_text,
+    button,
     cut,
     date,
     first_of,
     fitting,
     is_hex,
     label,
+    member_of,
+    mention,
     mrkdwn,
     one_line,
+    page_button,
     plain,
     safe,
     told,
 )
-from bot.questions import by_whom, ending_of, has_form, question_blocks, subject_of
+from bot.outcomes import asked_amount, decision_line, outcome_lines, progress_lines, title_of
+from bot.questions import ending_of, has_form, question_blocks, subject_of
 from flow.advice import advice_in_words
-from flow.model import Advice, Approval, Decision, Payment, Thread, VerdictName
+from flow.model import Advice, Approval, Payment, Thread
 from flow.questions import Question, question_of
 from flow.text import bare_name, visible
 
@@ -53,11 +55,8 @@ _REASONS = 10
 _MENTIONS = 20
 _ADVICE = 600
 _ANSWER = 2000
-_REFERENCE = 255
 _OUTCOME = 2000
 _WHY = 500
-
-_VERDICTS: dict[str, VerdictName] = {"approve": "approve", "reject": "reject"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,59 +75,60 @@ class Press:
 
 @dataclass(frozen=True, kw_only=True)
 class Click(Press):
-    """One press of Approve or Reject, or of an option."""
+    """One press of Approve, or of an option."""
 
-    verdict: VerdictName
     answer: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Change(Press):
-    """One press of Change: `trigger_id` opens the form, within three seconds."""
-
-    trigger_id: str
-
-
 def card(
-    approval: Approval, thread: Thread, payment: Payment | None, advice: Advice | None = None
+    approval: Approval,
+    thread: Thread,
+    payment: Payment | None,
+    advice: Advice | None = None,
+    *,
+    public_url: str | None = None,
 ) -> tuple[str, list[Block]]:
-    """The request, or its outcome: the text for notifications and screen readers, and the blocks."""
+    """The request, or its outcome: the text for notifications and screen readers, and the blocks.
+
+    `public_url` is where the pages are: what a press cannot approve is approved there.
+    """
     question = question_of(approval.request)
+    header = f"{title_of(approval, thread)}: {subject_in(approval)}"
     if question.kind == "claim":
-        subject = _amount(approval)
-        header, asked = f"{_title(approval, thread)}: {subject}", _claim_blocks(approval, thread, subject, advice)
-        lines = _outcome_lines(approval, thread, payment)
+        asked = _claim_blocks(approval, thread, advice)
+        lines = outcome_lines(approval, thread, payment)
     else:
-        subject = subject_of(question)
-        header = subject if approval.status == "pending" else f"{_title(approval, thread)}: {subject}"
-        asked = [{"type": "section", "fields": _fields(approval, "", "")}, *question_blocks(question)]
+        header = subject_in(approval) if approval.status == "pending" else header
+        asked = [*facts_of(approval), *question_blocks(question)]
         lines = ending_of(approval, thread)
-    lines = [*_count_line(approval), *lines]
-    outcome = [*fitting([*map(_decision_line, approval.decisions)], _OUTCOME - len("\n".join(lines))), *lines]
+    lines = [*progress_lines(approval), *lines]
+    outcome = [*fitting([*map(decision_line, approval.decisions)], _OUTCOME - len("\n".join(lines))), *lines]
     blocks: list[Block] = [{"type": "header", "text": told(header, HEADER)}, *asked]
     if outcome:
         blocks += [{"type": "divider"}, {"type": "section", "text": mrkdwn("\n".join(outcome), SECTION_TEXT)}]
     if answer := _answer(approval, question):
         blocks.append({"type": "section", "text": told("\n".join(answer), _ANSWER)})
     blocks += [
-        {"type": "context", "elements": [plain(one_line(f"{decision.person_name}: {decision.reason}"), _REASON)]}
+        {"type": "context", "elements": [plain(one_line(f"{decision.who}: {decision.reason}"), _REASON)]}
         for decision in [decision for decision in approval.decisions if decision.reason][-_REASONS:]
     ]
-    if approval.status == "pending":
-        blocks += _buttons(approval, question)
+    blocks += _buttons(approval, question, public_url)
     blocks.append({"type": "context", "elements": [plain(_origin(approval), FIELD)]})
-    return _summary(approval, thread, subject), blocks
+    return _summary(approval, thread), blocks
 
 
 def reply(approval: Approval, thread: Thread, payment: Payment | None) -> str:
-    """The short word below the card once the thread is over."""
+    """The short word below the card once the thread is over, or asks for something else."""
     question = question_of(approval.request)
     if question.kind == "claim":
-        lines = _outcome_lines(approval, thread, payment)
+        lines = outcome_lines(approval, thread, payment)
+        if approval.changed_to and member_of(approval.requested_by):
+            # Whoever filed it is asked for less, or more, than they filed, and is told so.
+            lines = [mention(approval.requested_by, _NAME), *lines]
     else:
         by, answer = approval.settled_by, _answer(approval, question)
         said = f", {safe('; '.join(answer), _REASON)}" if answer else ""
-        who = [f"{_title(approval, thread)} by {safe(by.person_name, _NAME)}{said}."] if by else []
+        who = [f"{title_of(approval, thread)} by {safe(by.who, _NAME)}{said}."] if by else []
         lines = [*who, *ending_of(approval, thread)]
     return " ".join(lines) or f"Thread {thread.thread_id} is {thread.status}."
 
@@ -137,12 +137,9 @@ def reminder(approval: Approval) -> str:
     """The word below the card to those who have not decided yet."""
     done = {bare_name(approval.requested_by), *(bare_name(decision.person) for decision in approval.votes)}
     left = [bare_name(name) for name in approval.approvers if bare_name(name) not in done]
-    names = [*map(_mention, left[:_MENTIONS]), *([f"{len(left) - _MENTIONS} more"] if len(left) > _MENTIONS else [])]
+    names = [mention(name, _NAME) for name in left[:_MENTIONS]]
+    names += [f"{len(left) - _MENTIONS} more"] if len(left) > _MENTIONS else []
     return f"⏰ Since {date(approval.requested_at)} this waits for {', '.join(names) or 'the command line'}."
-
-
-def _mention(name: str) -> str:
-    return f"<@{name}>" if re.fullmatch(r"[UW][A-Z0-9]{2,}", name) else safe(name, _NAME)
 
 
 def alarm(thread: Thread, failures: Sequence[tuple[str, str]]) -> str | None:
@@ -176,23 +173,16 @@ def parse_click(body: dict[str, Any]) -> Click | None:
     """The click in a `block_actions` payload; None if it is none of ours or lacks what one needs."""
     action = first_of(body.get("actions"))
     name, _, number = as_text(action.get("action_id")).partition("-")
-    verdict, value = _VERDICTS.get(name), _value(as_text(action.get("value")))
-    press = _press(body, value)
-    if verdict is None or press is None:
+    value = _value(as_text(action.get("value")))
+    press, option = _press(body, value), value.get("option")
+    if name != "approve" or press is None or (number and not isinstance(option, str)):
         return None
-    if not number:
-        return Click(**press, verdict=verdict)
-    option = value.get("option")
-    if verdict != "approve" or not isinstance(option, str):
-        return None
-    return Click(**press, verdict=verdict, answer={"option": option})
+    return Click(**press, answer={"option": option} if number else None)
 
 
-def parse_change(body: dict[str, Any]) -> Change | None:
-    """The same for the button that opens the form."""
-    press = _press(body, _value(as_text(first_of(body.get("actions")).get("value"))))
-    trigger_id = as_text(body.get("trigger_id"))
-    return Change(**press, trigger_id=trigger_id) if press and trigger_id else None
+def parse_button(body: dict[str, Any]) -> Press | None:
+    """The same for the buttons that decide nothing by themselves."""
+    return parse_press(body, as_text(first_of(body.get("actions")).get("value")))
 
 
 def parse_press(body: dict[str, Any], value: str) -> Press | None:
@@ -224,7 +214,8 @@ def _press(body: dict[str, Any], value: dict[str, Any]) -> dict[str, Any] | None
     return {
         "user_id": user_id,
         "user_name": cut(visible(as_text(user.get("name")) or as_text(user.get("username")) or user_id), _NAME),
-        "team_id": as_id(user.get("team_id")) or as_id(as_dict(body.get("team")).get("id")) or "",
+        # Not the payload's team: in a shared channel that is ours, and the person may not be.
+        "team_id": as_id(user.get("team_id")) or "",
         "enterprise_id": as_id(as_dict(body.get("enterprise")).get("id")),
         "interrupt_id": interrupt_id,
         "request_hash": digest,
@@ -233,41 +224,38 @@ def _press(body: dict[str, Any], value: dict[str, Any]) -> dict[str, Any] | None
     }
 
 
-def _title(approval: Approval, thread: Thread) -> str:
-    if approval.status == "pending":
-        return "Approval needed"
-    if thread.status == "paid":
-        return "✅ Paid"
-    return {"approved": "✅ Approved", "rejected": "❌ Rejected", "expired": "⌛ Expired"}.get(
-        approval.status, approval.status.capitalize()
-    )
+def subject_in(approval: Approval) -> str:
+    """What it is about, in a line."""
+    question = question_of(approval.request)
+    return asked_amount(approval) if question.kind == "claim" else subject_of(question)
 
 
-def _amount(approval: Approval) -> str:
-    """The amount with the currency's decimals, as it was asked for, and thousands set apart: 1,250.00 USD."""
-    return f"{Decimal(approval.request['amount']):,} {approval.request['currency']}"
-
-
-def _fields(approval: Approval, amount: str, note: str) -> list[Block]:
-    """Label and value side by side; only a label of ours is mrkdwn, so a value shows as what it is."""
+def facts_of(approval: Approval, amount: str = "", note: str = "") -> list[Block]:
+    """Label and value side by side, in a section; only a label of ours is mrkdwn, so a value shows as what it is."""
     deadline = approval.expires_at if approval.status == "pending" else None
     values = {
         "Amount": plain(amount, _NAME),
         "Payee": plain(one_line(str(approval.request.get("payee") or "")), _NAME),
-        "Requested by": plain(one_line(approval.requested_by), _NAME),
+        "Requested by": _requester(approval.requested_by),
         "Note": plain(one_line(note), _NAME),
         "Decide by": mrkdwn(date(deadline) if deadline else "", FIELD),
     }
-    return [field for name, value in values.items() if value["text"] for field in (mrkdwn(f"*{name}*", FIELD), value)]
+    fields = [field for name, value in values.items() if value["text"] for field in (mrkdwn(f"*{name}*", FIELD), value)]
+    return [{"type": "section", "fields": fields}] if fields else []
+
+
+def _requester(name: str) -> Block:
+    """Slack shows a member by the name that everybody knows; whatever else was written is only text."""
+    return mrkdwn(mention(name, _NAME), FIELD) if member_of(name) else plain(one_line(name), _NAME)
 
 
 def _is_short(note: str) -> bool:
     return len(note) <= _SHORT_NOTE and "\n" not in note
 
 
-def _claim_blocks(approval: Approval, thread: Thread, amount: str, advice: Advice | None) -> list[Block]:
+def _claim_blocks(approval: Approval, thread: Thread, advice: Advice | None) -> list[Block]:
     note = str(thread.input.get("note") or "").strip()
-    blocks: list[Block] = [{"type": "section", "fields": _fields(approval, amount, note if _is_short(note) else "")}]
+    blocks = facts_of(approval, asked_amount(approval), note if _is_short(note) else "")
     if not _is_short(note):
         blocks += [label("*Note*"), {"type": "section", "text": plain(note, _NOTE)}]
     if advice is not None and advice.status == "given":
@@ -276,25 +264,43 @@ def _claim_blocks(approval: Approval, thread: Thread, amount: str, advice: Advic
     return blocks
 
 
-def _buttons(approval: Approval, question: Question) -> list[Block]:
-    """Whatever one press can say, and the way to the form for the rest."""
+def _buttons(approval: Approval, question: Question, public_url: str | None) -> list[Block]:
+    """Whatever one press can say, and the ways to the forms for the rest."""
+    details = button("details", "Details", value_of(approval))
+    if approval.status != "pending":
+        return [{"type": "actions", "block_id": f"details-{approval.interrupt_id}", "elements": [details]}]
+    hint = []
+    buttons = [] if approval.step_up else _approve_buttons(approval, question)
+    if approval.step_up and public_url:
+        buttons.append(page_button("Approve on the page…", page_of(approval, public_url)))
+    elif approval.step_up:
+        hint.append(label("This much is approved on its web page only, and PUBLIC_URL, which leads there, is not set."))
+    if question.can_reject:
+        buttons.append(button("reject", "Reject", value_of(approval), "danger"))
+    if question.kind == "claim":
+        buttons.append(button("change-amount", "Change amount…", value_of(approval)))
+    if has_form(question) and not approval.step_up:
+        buttons.append(button("change", "Change…", value_of(approval)))
+    if not buttons and not hint:
+        hint.append(label("There is too much to say here: see the page."))
+    return [*hint, {"type": "actions", "block_id": f"decide-{approval.interrupt_id}", "elements": [*buttons, details]}]
+
+
+def _approve_buttons(approval: Approval, question: Question) -> list[Block]:
+    """Above the first tier Slack asks back: what stands there is what nobody wants to have pressed by mistake."""
+    payee = f" to {one_line(question.payee)}" if question.payee else ""
+    ask = f"{subject_in(approval)}{payee}. An approval is final." if approval.rank > 0 else None
     buttons = []
     if question.can_approve:
-        buttons.append(_button("approve", "Approve", value_of(approval), "primary"))
+        buttons.append(button("approve", "Approve", value_of(approval), "primary", ask=ask))
     for number, option in enumerate(question.options):
-        buttons.append(_button(f"approve-{number}", option, value_of(approval, option=option), "primary"))
-    if question.can_reject:
-        buttons.append(_button("reject", "Reject", value_of(approval), "danger"))
-    if has_form(question):
-        buttons.append(_button("change", "Change…", value_of(approval), None))
-    if not buttons:
-        return [label("There is too much to say here: see the page.")]
-    return [{"type": "actions", "block_id": f"decide-{approval.interrupt_id}", "elements": buttons}]
+        buttons.append(button(f"approve-{number}", option, value_of(approval, option=option), "primary", ask=ask))
+    return buttons
 
 
-def _button(action_id: str, text: str, value: str, style: str | None) -> Block:
-    button: Block = {"type": "button", "action_id": action_id, "text": told(text, BUTTON), "value": value}
-    return button | ({"style": style} if style else {})
+def page_of(approval: Approval, public_url: str) -> str:
+    """Where the request is on the web."""
+    return f"{public_url}/approvals/{approval.interrupt_id}"
 
 
 def _answer(approval: Approval, question: Question) -> list[str]:
@@ -303,49 +309,22 @@ def _answer(approval: Approval, question: Question) -> list[str]:
     return answer_in_words(question, by.answer) if by else []
 
 
-def _decision_line(decision: Decision) -> str:
-    mark, word = ("✅", "Approved") if decision.verdict == "approve" else ("❌", "Rejected")
-    door = "" if decision.door == "slack" else f" ({safe(decision.door, _NAME)})"
-    return f"{mark} *{word} by {safe(decision.person_name, _NAME)}*{door}, {date(decision.decided_at)}"
-
-
-def _count_line(approval: Approval) -> list[str]:
-    """How many have approved, where it takes more than one."""
-    if approval.status != "pending" or approval.required == 1:
-        return []
-    return [f"*{approval.approvals_given} of {approval.required} approvals*"]
-
-
-def _outcome_lines(approval: Approval, thread: Thread, payment: Payment | None) -> list[str]:
-    if payment is not None and payment.reference is not None:
-        return [f"💸 *{_amount(approval)} paid*, reference {safe(payment.reference, _REFERENCE)}"]
-    if thread.status == "unknown":
-        return ["⚠️ It is not known whether this was paid: the payment service did not answer, and somebody must look."]
-    if thread.status == "failed":
-        why = f": {safe(payment.reason, _REASON)}" if payment and payment.reason else ""
-        return [f"⚠️ Not paid{why}"]
-    if thread.status == "stuck":
-        return ["⚠️ Not paid: the thread is stuck, and somebody must look at it."]
-    if approval.status in ("rejected", "expired", "withdrawn", "superseded"):
-        return [f"Nothing was paid: {approval.status}{by_whom(approval)}."]
-    return []
-
-
 def _origin(approval: Approval) -> str:
     parts = (f"thread {approval.thread_id}", f"interrupt {approval.interrupt_id}", f"hash {approval.request_hash[:12]}")
     return " · ".join(parts)
 
 
-def _summary(approval: Approval, thread: Thread, subject: str) -> str:
+def _summary(approval: Approval, thread: Thread) -> str:
     """The whole card in a sentence, for notifications and screen readers: no markup, and times in UTC."""
     payee = approval.request.get("payee")
     to = f" to {safe(str(payee), _NAME)}" if payee else ""
     by = f", requested by {safe(approval.requested_by, _NAME)} (thread {approval.thread_id})"
     decided = [
-        f". {'Approved' if d.verdict == 'approve' else 'Rejected'} by {safe(d.person_name, _NAME)}"
-        f" at {d.decided_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+        f". {'Approved' if d.verdict == 'approve' else 'Rejected'} by {safe(d.who, _NAME)}"
+        f"{' (void)' if d.void else ''} at {d.decided_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
         for d in approval.decisions
     ]
     waits = approval.status == "pending" and approval.expires_at is not None
     until = f", to be decided by {approval.expires_at:%Y-%m-%d %H:%M} UTC" if waits else ""
-    return f"{_title(approval, thread)}: {safe(subject, HEADER)}{to}{by}{until}{''.join(fitting(decided, _OUTCOME))}"
+    head = f"{title_of(approval, thread)}: {safe(subject_in(approval), HEADER)}"
+    return f"{head}{to}{by}{until}{''.join(fitting(decided, _OUTCOME))}"

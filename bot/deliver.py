@@ -56,9 +56,12 @@ class LeaseLost(Exception):
 class Deliverer:
     """Delivers on whatever connection it is given; any number of them may run side by side."""
 
-    def __init__(self, client: AsyncWebClient, channel: str, *, ops_channel: str | None = None) -> None:
+    def __init__(
+        self, client: AsyncWebClient, channel: str, *, ops_channel: str | None = None, public_url: str | None = None
+    ) -> None:
         self._client, self._channel, self._ops_channel = client, channel, ops_channel or channel
         self._places = Places(client, channel)
+        self._public_url = public_url
         self._last_post: dict[str, float] = {}
         # The loop's time until which Slack has asked us to be quiet.
         self._not_before = 0.0
@@ -70,7 +73,12 @@ class Deliverer:
     async def of(cls, settings: Settings) -> AsyncIterator[Deliverer]:
         assert settings.slack_channel is not None
         async with slack_client(settings) as client:
-            yield cls(client, settings.slack_channel, ops_channel=settings.slack_ops_channel)
+            yield cls(
+                client,
+                settings.slack_channel,
+                ops_channel=settings.slack_ops_channel,
+                public_url=settings.public_url,
+            )
 
     async def run(self, url: str) -> None:
         """Deliver whenever something is due, until cancelled."""
@@ -184,7 +192,7 @@ class Deliverer:
         """
         approval, thread, payment = await _facts(conn, notice)
         advice = (await advice_of(conn, [thread.thread_id])).get(thread.thread_id)
-        text, shown = blocks.card(approval, thread, payment, advice)
+        text, shown = blocks.card(approval, thread, payment, advice, public_url=self._public_url)
         copies, refusals = await notices.messages_of(conn, approval.interrupt_id), Refusals()
         copies = await self._update(conn, notice, copies, refusals, text=text, blocks=shown)
         # Nobody is shown a request anew that is settled; what was perhaps shown is looked for.

@@ -18,6 +18,9 @@ HEADER = 150
 SECTION_TEXT = 3000
 FIELD = 2000
 BUTTON = 75
+CONFIRM = 300
+
+_MEMBER = re.compile(r"(?:slack:[TE][A-Z0-9]+/)?([UW][A-Z0-9]{2,})")
 
 
 def escape(text: str) -> str:
@@ -38,6 +41,18 @@ def label(text: str) -> Block:
 def safe(text: str, longest: int) -> str:
     """A stranger's text inside our own sentence: visible, one line, cut, then escaped."""
     return escape(cut(one_line(text), longest))
+
+
+def member_of(name: str) -> str | None:
+    """The member id in the name of somebody in Slack: "U01ALICE", or "slack:T01TEST/U01ALICE"."""
+    found = _MEMBER.fullmatch(name)
+    return found[1] if found else None
+
+
+def mention(name: str, longest: int) -> str:
+    """Somebody in Slack as Slack shows them (in mrkdwn only), anybody else by their name."""
+    member = member_of(name)
+    return f"<@{member}>" if member else safe(name, longest)
 
 
 def one_line(text: str) -> str:
@@ -62,13 +77,50 @@ def told(text: str, longest: int, *, rest: str = "…") -> Block:
     return {"type": "plain_text", "text": _fitted(shown, longest, rest), "emoji": False}
 
 
+def in_full(text: str) -> list[Block]:
+    """A stranger's text of any length over as many sections as it takes; none if it is blank."""
+    rest, sections = visible(text), []
+    while rest.strip():
+        kept = _room_for(rest, SECTION_TEXT)
+        # Slack takes no blank text, and nobody misses it.
+        if rest[:kept].strip():
+            sections.append({"type": "section", "text": {"type": "plain_text", "text": rest[:kept], "emoji": False}})
+        rest = rest[kept:]
+    return sections
+
+
 def _fitted(text: str, longest: int, rest: str) -> str:
     if len(escape(text)) <= longest:
         return text
-    room, kept = longest - len(rest), 0
-    while (room := room - len(escape(text[kept]))) >= 0:
+    return text[: _room_for(text, longest - len(rest))] + rest
+
+
+def _room_for(text: str, longest: int) -> int:
+    """How many of the text's characters fit."""
+    kept = 0
+    while kept < len(text) and (longest := longest - len(escape(text[kept]))) >= 0:
         kept += 1
-    return text[:kept] + rest
+    return kept
+
+
+def button(action_id: str, text: str, value: str, style: str | None = None, *, ask: str | None = None) -> Block:
+    """A button of ours. `ask` is what Slack asks back before it sends the press."""
+    made: Block = {"type": "button", "action_id": action_id, "text": told(text, BUTTON), "value": value}
+    if style:
+        made["style"] = style
+    if ask:
+        made["confirm"] = {
+            "title": told("Are you sure?", BUTTON),
+            "text": told(ask, CONFIRM),
+            "confirm": told(text.rstrip("…"), 30),
+            "deny": told("Cancel", 30),
+        }
+    return made
+
+
+def page_button(text: str, url: str) -> Block:
+    """A button that opens a page. Slack tells us of the press, too."""
+    return {"type": "button", "action_id": "page", "text": told(text, BUTTON), "url": url}
 
 
 def mrkdwn(text: str, longest: int) -> Block:

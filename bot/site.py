@@ -366,7 +366,7 @@ def state_of(approval: Approval, thread: Thread) -> tuple[str, str]:
     if approval.status == "approved":
         return {
             "paid": ("Paid", "good"),
-            "failed": ("Not paid", "bad"),
+            "failed": ("Failed", "bad"),
             "unknown": ("Payment unknown", "bad"),
             "stuck": ("Stuck", "bad"),
         }.get(thread.status, ("Approved", "good"))

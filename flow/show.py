@@ -192,7 +192,8 @@ def print_story(story: Story) -> None:
         row("withdrawn", withdrawn_in_words(approval))
         for decision in approval.decisions:
             reason = f": {decision.reason}" if decision.reason else ""
-            who = f"{decision.person_name} ({decision.person}, {decision.door})"
+            void = ", void" if decision.void else ""
+            who = f"{decision.who} ({decision.person}, {decision.door}{void})"
             row(decision.verdict, f"by {who} at {_when(decision.decided_at)}{reason}")
             row("answer", json.dumps(decision.answer, ensure_ascii=False) if decision.answer else "")
     row("result", json.dumps(thread.result, ensure_ascii=False, indent=1) if thread.status == "done" else "")
@@ -316,7 +317,7 @@ def _decided(approval: Approval | None) -> str:
     if not approval or not by:
         return ""
     reason = f": {visible(by.reason)}" if by.reason else ""
-    return f" ({approval.status} by {visible(by.person_name)} at {_when(by.decided_at)}{reason})"
+    return f" ({approval.status} by {visible(by.who)} at {_when(by.decided_at)}{reason})"
 
 
 def _when(at: datetime | None) -> str:

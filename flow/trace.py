@@ -112,15 +112,28 @@ def _of_approval(approval: Approval) -> list[Event]:
         events.append(
             Event(
                 at=decision.decided_at,
-                what=f"{'Approved' if good else 'Rejected'} by {decision.person_name}",
+                what=f"{'Approved' if good else 'Rejected'} by {decision.who}{' (void)' if decision.void else ''}",
                 detail=f"through {decision.door}" + (f": {decision.reason}" if decision.reason else ""),
-                tone="good" if good else "bad",
+                tone="" if decision.void else "good" if good else "bad",
             )
         )
+    if approval.escalated_at:
+        others = f"{', '.join(approval.escalate_to)} asked, too"
+        events.append(Event(at=approval.escalated_at, what="Escalated", detail=others))
     if approval.settled_at and approval.status in ("expired", "withdrawn", "superseded"):
-        who = f"by {approval.withdrawn_by}: {approval.withdrawn_why}".rstrip(": ") if approval.withdrawn_by else ""
-        events.append(Event(at=approval.settled_at, what=approval.status.capitalize(), detail=who, tone="bad"))
+        what = approval.status.capitalize()
+        events.append(Event(at=approval.settled_at, what=what, detail=_by_whom(approval), tone="bad"))
     return events
+
+
+def _by_whom(approval: Approval) -> str:
+    """Who ended it, and why, or what they ask for instead; empty if nobody did."""
+    if approval.withdrawn_by:
+        return f"by {approval.withdrawn_by}: {approval.withdrawn_why}".rstrip(": ")
+    if approval.changed_to and approval.changed_by:
+        amounts = f"{approval.changed_to['amount']} instead of {approval.request['amount']}"
+        return f"by {approval.changed_by}, who asks for {amounts}: {approval.changed_why}".rstrip(": ")
+    return ""
 
 
 def _of_payment(story: Story) -> list[Event]:

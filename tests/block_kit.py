@@ -8,24 +8,34 @@ counted as if each of its `&<>` were an entity, although it is sent as it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 # chat.update takes no longer text; chat.postMessage would.
 LONGEST_TEXT = 4000
 MOST_BLOCKS = 50
 
+# The buttons of a claim's card.
+WAITING = ["approve", "reject", "change-amount", "details"]
+SETTLED = ["details"]
+
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-# The only token that a card may hold: https://api.slack.com/reference/surfaces/formatting#date-formatting
+# A token that a card may hold: https://api.slack.com/reference/surfaces/formatting#date-formatting
 _DATE = re.compile(r"<!date\^\d+\^[^<>&|^]+\|[^<>&|^]+>")
+# Another, where a member is named by us: https://api.slack.com/reference/surfaces/formatting#mentioning-users
+_MENTION = re.compile(r"<@([UW][A-Z0-9]+)>")
 _ENTITY = re.compile(r"&(?:amp|lt|gt);")
 
 
-def findings(text: str, blocks: list[dict[str, Any]]) -> list[str]:
-    """What Slack, or we, would refuse in this message; each with its place. Empty: it is fine."""
+def findings(text: str, blocks: list[dict[str, Any]], *, mentions: Collection[str] = ()) -> list[str]:
+    """What Slack, or we, would refuse in this message; each with its place. Empty: it is fine.
+
+    `mentions` are the members that we mean to mention; any other mention is a stranger's.
+    """
     return [
         *_text_findings("text", text, LONGEST_TEXT),
         *_mrkdwn_findings("text", text),
+        *_mention_findings([text, *(each["text"] for each in texts(blocks) if each["type"] == "mrkdwn")], mentions),
         *_count_findings("blocks", blocks, MOST_BLOCKS),
         *_repeated("block_id", [block.get("block_id") for block in blocks]),
         *_repeated("action_id", [each.get("action_id") for block in blocks for each in block.get("elements", [])]),
@@ -37,8 +47,11 @@ def texts(blocks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Every text object, wherever it stands."""
     for block in blocks:
         for each in (block.get("text"), *block.get("fields", []), *block.get("elements", [])):
-            if isinstance(each, dict):
-                yield each["text"] if each["type"] == "button" else each
+            if isinstance(each, dict) and each["type"] == "button":
+                yield each["text"]
+                yield from each.get("confirm", {}).values()
+            elif isinstance(each, dict):
+                yield each
 
 
 def words_of(message: dict[str, Any]) -> str:
@@ -92,12 +105,24 @@ def _button(place: str, element: dict[str, Any]) -> Iterator[str]:
     if element.get("type") != "button":
         yield f"{place}: type {element.get('type')!r}"
         return
-    yield from _keys(place, element, needed={"text", "action_id", "value"}, optional={"style"})
+    # One that opens a page need not say anything to us.
+    said = {"url"} if "url" in element else {"value"}
+    yield from _keys(place, element, needed={"text", "action_id", *said}, optional={"style", "confirm"})
     yield from _text_object(f"{place}.text", element["text"], 75, only="plain_text")
     yield from _text_findings(f"{place}.action_id", element["action_id"], 255)
-    yield from _text_findings(f"{place}.value", element["value"], 2000)
+    for name in said:
+        yield from _text_findings(f"{place}.{name}", element[name], {"value": 2000, "url": 3000}[name])
     if element.get("style", "primary") not in ("primary", "danger"):
         yield f"{place}.style: {element['style']!r}"
+    if "confirm" in element:
+        yield from _confirm(f"{place}.confirm", element["confirm"])
+
+
+def _confirm(place: str, each: dict[str, Any]) -> Iterator[str]:
+    longest = {"title": 100, "text": 300, "confirm": 30, "deny": 30}
+    yield from _keys(place, {"type": None, **each}, needed=set(longest))
+    for name in longest.keys() & each.keys():
+        yield from _text_object(f"{place}.{name}", each[name], longest[name], only="plain_text")
 
 
 def _divider(place: str, block: dict[str, Any]) -> Iterator[str]:
@@ -147,9 +172,13 @@ def _text_findings(place: str, text: object, longest: int, *, plain: bool = Fals
 
 def _mrkdwn_findings(place: str, text: str) -> Iterator[str]:
     """Whatever Slack would take for markup: an unescaped control character that is no part of a date."""
-    rest = _ENTITY.sub("", _DATE.sub("", text))
+    rest = _ENTITY.sub("", _MENTION.sub("", _DATE.sub("", text)))
     if re.search("[&<>]", rest):
         yield f"{place}: not escaped: {rest!r}"
+
+
+def _mention_findings(shown: list[str], mentions: Collection[str]) -> Iterator[str]:
+    yield from (f"mentions {each}" for text in shown for each in _MENTION.findall(text) if each not in mentions)
 
 
 def _keys(
@@ -178,32 +207,39 @@ def _repeated(name: str, given: list[str | None]) -> Iterator[str]:
 # Modals: https://api.slack.com/reference/surfaces/views
 
 
-def view_findings(view: dict[str, Any]) -> list[str]:
+def view_findings(view: dict[str, Any], *, mentions: Collection[str] = ()) -> list[str]:
     """The same for a modal."""
     inputs = [each for each in view["blocks"] if each.get("type") == "input"]
     others = [each for each in view["blocks"] if each.get("type") != "input"]
+    needed = {"callback_id", "title", "close", "blocks"} | ({"submit", "private_metadata"} if inputs else set())
+    shown = [each["text"] for each in texts(others) if each["type"] == "mrkdwn"]
     return [
+        *_keys("view", view, needed=needed, optional={"submit", "private_metadata"}),
         *_text_findings("callback_id", view["callback_id"], 255),
-        *_text_findings("private_metadata", view["private_metadata"], 3000),
+        *_text_findings("private_metadata", view.get("private_metadata", "-"), 3000),
         *(
             found
             for name in ("title", "submit", "close")
+            if name in view
             for found in _text_object(name, view[name], 24, only="plain_text")
         ),
         *_count_findings("blocks", view["blocks"], 100),
         *_repeated("block_id", [each.get("block_id") for each in view["blocks"]]),
+        *_mention_findings(shown, mentions),
         *(found for number, block in enumerate(others) for found in _block_findings(f"blocks[{number}]", block)),
         *(found for number, block in enumerate(inputs) for found in _input(f"inputs[{number}]", block)),
     ]
 
 
 def _input(place: str, block: dict[str, Any]) -> Iterator[str]:
-    yield from _keys(place, block, needed={"label", "element", "block_id"}, optional={"optional"})
+    yield from _keys(place, block, needed={"label", "element", "block_id"}, optional={"optional", "hint"})
     yield from _text_object(f"{place}.label", block["label"], 2000, only="plain_text")
+    if "hint" in block:
+        yield from _text_object(f"{place}.hint", block["hint"], 2000, only="plain_text")
     element = block["element"]
     if element["type"] == "plain_text_input":
-        yield from _keys(place, element, needed={"action_id"}, optional={"multiline", "initial_value"})
-        if len(element.get("initial_value", "")) > 3000:
+        yield from _keys(place, element, needed={"action_id"}, optional={"multiline", "initial_value", "max_length"})
+        if len(element.get("initial_value", "")) > element.get("max_length", 3000) <= 3000:
             yield f"{place}: {len(element['initial_value'])} characters to begin with"
     elif element["type"] == "static_select":
         yield from _keys(place, element, needed={"action_id", "options"}, optional={"initial_option"})

@@ -20,7 +20,7 @@ from flow.approvals import approval_of
 from flow.database import Connection
 from flow.payments import payments_of
 from flow.threads import thread_of
-from tests.block_kit import buttons_of
+from tests.block_kit import SETTLED, buttons_of
 from tests.drives import assert_each_paid_once, assert_never_two_drivers
 from tests.local_slack import CHANNEL
 from tests.pg_proxy import Fault, FaultingProxy, Sprung, Trap, When
@@ -101,7 +101,7 @@ async def assert_shown_once(conn: Connection, client: AsyncWebClient) -> int:
         payment = (await payments_of(conn, [thread.thread_id]))[thread.thread_id]
         [card] = cards[interrupt_id]
         assert card["text"] == blocks.card(approval, thread, payment)[0]
-        assert buttons_of(card) == []
+        assert buttons_of(card) == SETTLED
         said = (await client.conversations_replies(channel=CHANNEL, ts=card["ts"]))["messages"]
         assert [each["text"] for each in said] == [card["text"], blocks.reply(approval, thread, payment)]
         assert await notices.messages_of(conn, interrupt_id) == [(CHANNEL, card["ts"])]

@@ -40,14 +40,18 @@ claim_flow.main()
 class QuietSlack:
     """The Web API of a workspace that says yes at once: `async with QuietSlack() as slack`, SLACK_API_URL `slack.url`.
 
-    `messages` are those that stand in the channel, as they were written last, by ts; `views` the forms that were
-    opened. What a trigger id is called, opening fails with: "expired_trigger_id" has expired.
+    `messages` are those that stand in the channel, as they were written last, by ts; `views` the modals that were
+    opened, as they are now; `opened` what they showed at first. What a trigger id is called, opening fails with:
+    "expired_trigger_id" has expired.
     """
 
     def __init__(self) -> None:
         self.url = ""
         self.messages: dict[str, dict[str, Any]] = {}
         self.views: list[dict[str, Any]] = []
+        self.opened: list[dict[str, Any]] = []
+        # Whether whoever opened a modal has closed it by the time it is filled.
+        self.closes_modals = False
         self._seconds = itertools.count(1_700_000_000)
 
     async def __aenter__(self) -> Self:
@@ -57,6 +61,7 @@ class QuietSlack:
             "chat.postMessage": self._post,
             "chat.update": self._update,
             "views.open": self._open,
+            "views.update": self._change_view,
             "conversations.history": self._history,
             "conversations.replies": self._history,
         }.items():
@@ -102,8 +107,18 @@ class QuietSlack:
         asked = await request.json()
         if asked["trigger_id"].endswith("_trigger_id"):
             return web.json_response({"ok": False, "error": asked["trigger_id"]})
+        self.opened.append(asked["view"])
         self.views.append(asked["view"])
-        return web.json_response({"ok": True, "view": {"id": "V1"}})
+        return web.json_response({"ok": True, "view": {"id": f"V{len(self.views)}", "hash": "1.0"}})
+
+    async def _change_view(self, request: web.Request) -> web.Response:
+        asked = await request.json()
+        if self.closes_modals:
+            return web.json_response({"ok": False, "error": "not_found"})
+        if asked["hash"] != "1.0":
+            return web.json_response({"ok": False, "error": "hash_conflict"})
+        self.views[int(asked["view_id"][1:]) - 1] = asked["view"]
+        return web.json_response({"ok": True, "view": {"id": asked["view_id"], "hash": "1.0"}})
 
     async def _history(self, _: web.Request) -> web.Response:
         return web.json_response({"ok": True, "messages": list(self.messages.values()), "has_more": False})
@@ -197,10 +212,14 @@ class Town:
         ]
 
     async def click(self, body: bytes, *, caller: Caller | None = None) -> int | None:
-        """The status that the bot answers in time; None if there is no bot, or no answer within Slack's patience."""
+        """The status that the bot answers in time; None if there is no bot, or no answer within Slack's patience.
+
+        A form that is to be sent again is answered with an error in it: 503, too.
+        """
         try:
             async with asyncio.timeout(CLICK_S):
-                return (await (caller or self.caller).click(body)).status
+                answered = await (caller or self.caller).click(body)
+                return 503 if "send it again" in answered.body else answered.status
         except (TimeoutError, aiohttp.ClientError, OSError):
             return None
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -20,8 +20,9 @@ from bot.slack import Background, build_bolt, slack_events
 from bot.slack_api import CALL_TIMEOUT_S
 from bot.web import build_web
 from flow.database import Connection
-from tests.local_slack import BOT_TOKEN, CHANNEL, SIGNING_SECRET
-from tests.rows import value
+from tests.block_kit import words_of
+from tests.local_slack import BOT_TOKEN, CHANNEL, SIGNING_SECRET, LocalSlack
+from tests.rows import until, value
 from tests.slack_requests import ABSENT, SlackRequest, altered_click_body, button, payload_body
 
 
@@ -113,6 +114,20 @@ class Caller:
         **fields: Any,
     ) -> tuple[int, dict[str, str]]:
         """Send the form about this approval: the status, and the errors by block. `fields` replace the view's."""
+        answered = await self.click(await self.form_of(conn, interrupt_id, values, by=by, team=team, **fields))
+        return answered.status, errors_in(answered)
+
+    async def form_of(
+        self,
+        conn: Connection,
+        interrupt_id: str,
+        values: Any,
+        *,
+        by: str = "U01ALICE",
+        team: str = "T01TEST",
+        **fields: Any,
+    ) -> bytes:
+        """The form about this approval as Slack sends it, Change's unless `fields` say another `callback_id`."""
         digest = await value(conn, "SELECT request_hash FROM approvals WHERE interrupt_id = %s", interrupt_id)
         view = {
             "type": "modal",
@@ -122,10 +137,14 @@ class Caller:
         }
         user = {"id": by, "name": by.lower(), "team_id": team}
         payload = {"type": "view_submission", "team": {"id": team}, "user": user, "view": {**view, **fields}}
-        answered = await self.click(payload_body(payload))
-        said = json.loads(answered.body) if answered.status == 200 and answered.body else {}
-        assert said.get("response_action", "errors") == "errors"
-        return answered.status, said.get("errors", {})
+        return payload_body(payload)
+
+    async def rejection_of(
+        self, conn: Connection, interrupt_id: str, reason: str = "", *, by: str = "U01ALICE", team: str = "T01TEST"
+    ) -> bytes:
+        """What Reject's modal sends."""
+        values = typed_in(reason=reason)
+        return await self.form_of(conn, interrupt_id, values, by=by, team=team, callback_id="reject")
 
     async def note(self, timeout_s: float = 10.0) -> str:
         """The next private note's text."""
@@ -138,6 +157,39 @@ class Caller:
     async def _hear(self, request: web.Request) -> web.Response:
         self._notes.put_nowait(await request.json())
         return web.Response(text="ok")
+
+
+def typed_in(**fields: str | None) -> dict[str, Any]:
+    """The state of a modal's text fields, as Slack sends it: one that is empty is there, and null."""
+    return {name: {name: {"type": "plain_text_input", "value": text or None}} for name, text in fields.items()}
+
+
+def errors_in(answered: Answered) -> dict[str, str]:
+    """What the bot has against a form, by block; nothing if it took it."""
+    said = json.loads(answered.body) if answered.status == 200 and answered.body else {}
+    assert said.get("response_action", "errors") == "errors"
+    errors: dict[str, str] = said.get("errors", {})
+    return errors
+
+
+async def content_of(modals: Callable[[], Awaitable[list[dict[str, Any]]]]) -> dict[str, Any]:
+    """The modal on top, once it is filled."""
+
+    async def filled() -> dict[str, Any]:
+        view = next(reversed(await modals()), None)
+        return view if view and "One moment…" not in json.dumps(view, ensure_ascii=False) else {}
+
+    return await until(filled)
+
+
+async def reject_in(slack: LocalSlack, user: str, ts: str, reason: str = "", **pressed: str) -> str:
+    """Press Reject on the card with this ts, and send the modal; what the modal says against it, or nothing."""
+    await slack.click(user, CHANNEL, ts, "reject", **pressed)
+    assert (await slack.answers())[-1].status == 200
+    view = await content_of(slack.modals)
+    if "submit" not in view:
+        return words_of(view)
+    return " ".join((await slack.submit_modal(user, typed_in(reason=reason))).values())
 
 
 @contextlib.asynccontextmanager

@@ -21,6 +21,7 @@ from tests.command import ROOT, Terminal, worker
 from tests.conftest import _database, _url_of
 from tests.local_slack import CHANNEL, LocalSlack, free_port, skip_reason
 from tests.rows import all_rows, one_row, until, value
+from tests.slack_door import content_of, reject_in
 from tests.test_change_modal import filled
 from tests.test_slack_clicks import serve
 
@@ -170,6 +171,7 @@ class Agency:
     async def change(self, ts: str, values: dict[str, Any]) -> dict[str, str]:
         """Press Change, fill in the form and send it; the errors that it shows."""
         await self.press(ts, "change")
+        await content_of(self.slack.modals)
         return await self.slack.submit_modal("U01ALICE", values)
 
     async def result(self, thread_id: str) -> Any:
@@ -251,7 +253,7 @@ async def test_an_approved_call_runs_once_with_the_arguments_that_were_shown(age
     await agency.task("a1", _BOB)
     [ts] = await agency.cards("a1")
     card = await agency.shown(ts)
-    assert buttons_of(card) == ["approve", "reject", "change"]
+    assert buttons_of(card) == ["approve", "reject", "change", "details"]
     assert 'send_email\n{\n  "to": "bob@example.com",\n  "text": "Hello"\n}' in words_of(card)
     assert "Tool execution requires approval" in words_of(card)
     assert agency.sent() == []
@@ -297,7 +299,7 @@ async def test_in_per_call_mode_each_call_has_a_card_and_an_answer_of_its_own(ag
     dave = {"to": "dave@example.com", "text": "Hello"}
     await agency.task("a5", _BOB, _CAROL, dave, flow="agent-per-call")
     bob, carol, to_dave = await agency.cards("a5", 3)
-    await agency.press(bob, "reject")
+    assert await reject_in(agency.slack, "U01ALICE", bob) == ""
     assert await agency.change(carol, filled("edit", json.dumps({**_CAROL, "text": "Bye"}))) == {}
     await agency.press(to_dave, "approve")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -12,10 +13,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bot.blocks import card, parse_click, reply
-from flow.model import Advice, Approval, Decision, Payment, Thread
+from bot.blocks import card, parse_button, parse_click, reply, value_of
+from bot.details import details_of
+from bot.outcomes import already
+from bot.views import amount_form, in_words, reject_form, skeleton
+from flow.model import Advice, Approval, Decision, Payment, Person, Thread
+from flow.show import Story
 from flow.text import visible
-from tests.block_kit import escaped, findings, texts
+from flow.trace import Event, Trace
+from tests.block_kit import SETTLED, WAITING, escaped, findings, texts, view_findings
 
 _AT = datetime(2026, 11, 30, 9, 0, tzinfo=UTC)
 _INTERRUPT = "0123456789abcdef0123456789abcdef"
@@ -98,7 +104,13 @@ _DECISION = st.builds(
     door=st.sampled_from(["slack", "cli", "webhook"]) | _TEXT,
     reason=_TEXT,
     decided_at=_TIME,
+    for_person=st.none() | st.just("slack:T01TEST/U02BOB"),
+    for_name=st.none() | _TEXT,
+    void=st.booleans(),
 )
+# Names of members, as they are written; nobody else writes about these.
+_MEMBERS = ("U04DANA", "slack:T01TEST/U05ERIN")
+_MENTIONED = ("U04DANA", "U05ERIN")
 _AMOUNT = st.decimals("0.01", "999999999999999.99", places=2).map(str)
 _THREAD_ID = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}", fullmatch=True)
 
@@ -116,7 +128,15 @@ def _situations(draw: st.DrawFn) -> tuple[Approval, Thread, Payment | None, Advi
         APPROVAL,
         thread_id=thread_id,
         request=request,
-        requested_by=draw(_TEXT),
+        requested_by=draw(_TEXT | st.sampled_from(_MEMBERS)),
+        required=draw(st.integers(1, 3)),
+        rank=draw(st.integers(0, 1)),
+        step_up=draw(st.booleans()),
+        escalate_to=tuple(draw(st.lists(_TEXT | st.sampled_from(_MEMBERS), max_size=2))),
+        escalated_at=draw(st.none() | _TIME),
+        changed_to=draw(st.none() | st.just({"amount": "1.00"})),
+        changed_by=draw(st.none() | _TEXT | st.sampled_from(_MEMBERS)),
+        changed_why=draw(_TEXT),
         status=draw(st.sampled_from(["pending", "approved", "rejected", "expired", "withdrawn", "superseded"])),
         expires_at=draw(st.none() | _TIME),
         decisions=tuple(draw(st.lists(_DECISION, max_size=3))) * draw(st.sampled_from([1, 1, 1, 30])),
@@ -139,7 +159,8 @@ def _situations(draw: st.DrawFn) -> tuple[Approval, Thread, Payment | None, Advi
 def test_slack_takes_every_card_and_no_text_of_a_person_is_markup(
     situation: tuple[Approval, Thread, Payment | None, Advice | None],
 ) -> None:
-    assert findings(*card(*situation)) == []
+    for public_url in (None, "https://claims.example.com"):
+        assert findings(*card(*situation, public_url=public_url), mentions=_MENTIONED) == []
 
 
 @_on_any_machine
@@ -148,7 +169,7 @@ def test_slack_takes_every_reply_and_no_text_of_a_person_is_markup(
     situation: tuple[Approval, Thread, Payment | None, Advice | None],
 ) -> None:
     approval, thread, payment, _ = situation
-    assert findings(reply(approval, thread, payment), [_SOME_BLOCK]) == []
+    assert findings(reply(approval, thread, payment), [_SOME_BLOCK], mentions=_MENTIONED) == []
 
 
 @_on_any_machine
@@ -175,13 +196,14 @@ def test_whoever_reads_the_notification_alone_knows_the_request(
 
 @_on_any_machine
 @given(_situations())
-def test_a_card_has_its_two_buttons_while_it_is_pending_and_never_after(
+def test_a_card_can_be_decided_while_it_is_pending_and_never_after(
     situation: tuple[Approval, Thread, Payment | None, Advice | None],
 ) -> None:
     approval, *_ = situation
     _, blocks = card(*situation)
-    buttons = [each for block in blocks if block["type"] == "actions" for each in block["elements"]]
-    assert [each["action_id"] for each in buttons] == (["approve", "reject"] if approval.status == "pending" else [])
+    shown = [each["action_id"] for block in blocks if block["type"] == "actions" for each in block["elements"]]
+    waiting = WAITING[1:] if approval.step_up else WAITING
+    assert shown == (waiting if approval.status == "pending" else SETTLED)
 
 
 @_on_any_machine
@@ -194,7 +216,21 @@ def test_only_sentences_of_ours_are_formatted(
     _, blocks = card(*situation)
     lines = [line for each in texts(blocks) if each["type"] == "mrkdwn" for line in each["text"].splitlines()]
     labels = ("*Amount*", "*Payee*", "*Requested by*", "*Note*", "*Decide by*", "🤖 *Advice of a language model, ")
-    ours = (*labels, "<!date^", "✅ *", "❌ *", "💸 *", "⚠️ ", "Nothing was paid", "… and ")
+    ends = (
+        "✅ *",
+        "❌ *",
+        "✅ ~",
+        "❌ ~",
+        "💸 *",
+        "⚠️ ",
+        "⏫ *Escalated to* ",
+        "Nothing was paid",
+        "Superseded: ",
+        "… and ",
+    )
+    counts = tuple(f"*{given} of {approval.required} approvals*" for given in range(3))
+    mentions = tuple(f"<@{member}>" for member in _MENTIONED)
+    ours = (*labels, *ends, *counts, *mentions, "<!date^", "This much is approved on its web page only")
     assert all(line.startswith(ours) for line in lines)
     assert sum(line.startswith(("✅", "❌")) for line in lines) <= len(approval.decisions)
 
@@ -203,9 +239,12 @@ def test_a_pressed_button_names_what_its_card_showed() -> None:
     _, blocks = card(APPROVAL, THREAD, None)
     [buttons] = [block["elements"] for block in blocks if block["type"] == "actions"]
     for button in buttons:
-        click = parse_click({"user": {"id": "U01ALICE", "team_id": "T01TEST"}, "actions": [button]})
-        assert click is not None
-        assert (click.verdict, click.interrupt_id, click.request_hash) == (button["action_id"], _INTERRUPT, _HASH)
+        pressed = {"user": {"id": "U01ALICE", "team_id": "T01TEST"}, "actions": [button]}
+        press = parse_button(pressed)
+        assert press is not None
+        assert (press.interrupt_id, press.request_hash) == (_INTERRUPT, _HASH)
+        # No other button decides anything by itself.
+        assert (parse_click(pressed) is not None) == (button["action_id"] == "approve")
 
 
 def test_a_card_says_who_asks_for_what_in_which_thread() -> None:
@@ -215,7 +254,7 @@ def test_a_card_says_who_asks_for_what_in_which_thread() -> None:
         "Approval needed: 250.00 USD",
         "*Amount*", "250.00 USD", "*Payee*", "ACME", "*Requested by*", "cli:ann", "*Note*", "three chairs",
         "🤖 *Advice of a language model, to be doubted*", "Chairs. No risks found.",
-        "Approve", "Reject",
+        "Approve", "Reject", "Change amount…", "Details",
         f"thread t1 · interrupt {_INTERRUPT} · hash 5e5e5e5e5e5e",
     ]  # fmt: skip
 
@@ -237,6 +276,176 @@ def test_a_rejected_card_says_why_and_that_nothing_was_paid() -> None:
     assert "❌ *Rejected by ann* (cli), " in words
     assert "Nothing was paid: rejected." in words
     assert "ann: not this quarter" in words
+
+
+# The rules of a tier on its card
+
+
+def _shown(approval: Approval, thread: Thread = THREAD, **how: Any) -> str:
+    return "\n".join(_words(card(approval, thread, None, **how)[1]))
+
+
+def _button(approval: Approval, action_id: str, **how: Any) -> dict[str, Any]:
+    _, blocks = card(approval, THREAD, None, **how)
+    buttons = {each["action_id"]: each for b in blocks if b["type"] == "actions" for each in b["elements"]}
+    found: dict[str, Any] = buttons[action_id]
+    return found
+
+
+def test_above_the_first_tier_slack_asks_back_before_it_sends_an_approval() -> None:
+    assert "confirm" not in _button(APPROVAL, "approve")
+    above = replace(APPROVAL, rank=1, request={**APPROVAL.request, "amount": "60000.00"})
+    ask = _button(above, "approve")["confirm"]
+    assert ask["text"]["text"] == "60,000.00 USD to ACME. An approval is final."
+    assert "confirm" not in _button(above, "reject")
+
+
+def test_what_is_approved_on_its_page_only_has_a_way_there_in_the_place_of_approve() -> None:
+    on_page = replace(APPROVAL, step_up=True)
+    button = _button(on_page, "page", public_url="https://claims.example.com")
+    assert button["url"] == f"https://claims.example.com/approvals/{_INTERRUPT}"
+    for public_url in (None, "https://claims.example.com"):
+        _, blocks = card(on_page, THREAD, None, public_url=public_url)
+        shown = [each["action_id"] for block in blocks if block["type"] == "actions" for each in block["elements"]]
+        assert "approve" not in shown
+        assert "reject" in shown
+        assert ("PUBLIC_URL" in "\n".join(_words(blocks))) == (public_url is None)
+
+
+def test_a_card_counts_whose_voices_it_has() -> None:
+    for_alice = replace(YES, person="slack:T01TEST/U02BOB", person_name="Bob", for_person=YES.person, for_name="Alice")
+    shown = _shown(replace(APPROVAL, required=2, decisions=(for_alice,)))
+    assert "*1 of 2 approvals*: Bob for Alice" in shown
+    assert "✅ *Approved by Bob for Alice*, " in shown
+    void = _shown(replace(APPROVAL, required=2, decisions=(replace(for_alice, void=True),)))
+    assert "*0 of 2 approvals*\n" in f"{void}\n"
+    assert "✅ ~Approved by Bob for Alice~ (void), " in void
+
+
+def test_an_escalated_card_says_to_whom_and_until_when() -> None:
+    shown = _shown(replace(APPROVAL, escalate_to=("U04DANA", "erin@x.io"), escalated_at=_AT, expires_at=_AT))
+    assert "⏫ *Escalated to* <@U04DANA>, erin@x.io, decide by <!date^1796029200^" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "shown", "kind"),
+    [
+        ("U04DANA", "<@U04DANA>", "mrkdwn"),
+        ("slack:T01TEST/U04DANA", "<@U04DANA>", "mrkdwn"),
+        ("U04DANA ", "U04DANA", "plain_text"),
+        ("<@U04DANA>", "<@U04DANA>", "plain_text"),
+        ("slack:T01TEST/U04DANA>|x", "slack:T01TEST/U04DANA>|x", "plain_text"),
+        ("U04DANA\nU05ERIN", "U04DANA U05ERIN", "plain_text"),
+        ("UNA", "<@UNA>", "mrkdwn"),
+        ("Una", "Una", "plain_text"),
+    ],
+)
+def test_whoever_asked_is_mentioned_if_they_are_named_by_a_member_id_and_nothing_else(
+    name: str, shown: str, kind: str
+) -> None:
+    _, blocks = card(replace(APPROVAL, requested_by=name), THREAD, None)
+    [fields] = [block["fields"] for block in blocks if "fields" in block]
+    [(_, said)] = [pair for pair in itertools.pairwise(fields) if pair[0]["text"] == "*Requested by*"]
+    assert (said["text"], said["type"]) == (shown, kind)
+
+
+@pytest.mark.parametrize(
+    ("status", "thread", "title", "line"),
+    [
+        ("rejected", "rejected", "❌ Rejected", "Nothing was paid: rejected."),
+        ("expired", "expired", "⌛ Expired", "Nothing was paid: expired."),
+        ("withdrawn", "withdrawn", "↩️ Withdrawn", "Nothing was paid: withdrawn."),
+        ("superseded", "paid", "🔁 Superseded", "Superseded: its flow asks anew, or no longer waits for it."),
+        ("approved", "failed", "⚠️ Failed", "⚠️ Failed, nothing was paid"),
+    ],
+)
+def test_each_end_without_a_payment_has_a_word_of_its_own(status: str, thread: str, title: str, line: str) -> None:
+    approval, thread_is = replace(APPROVAL, status=status), replace(THREAD, status=thread)
+    text, blocks = card(approval, thread_is, None)
+    assert text.startswith(f"{title}: 250.00 USD")
+    assert line in _words(blocks)
+    assert reply(approval, thread_is, None) == line
+
+
+def test_what_was_superseded_says_what_is_asked_instead_and_never_that_it_was_paid() -> None:
+    changed: dict[str, Any] = {
+        "changed_to": {"amount": "1200.00"},
+        "changed_by": "slack:T01TEST/U02BOB",
+        "changed_why": "two <chairs>",
+    }
+    approval = replace(APPROVAL, status="superseded", requested_by="U04DANA", **changed)
+    paid, payment = replace(THREAD, status="paid"), replace(PAYMENT, amount=Decimal("1200.00"))
+    said = "Superseded: <@U02BOB> asks for 1,200.00 USD instead of 250.00 USD (two &lt;chairs&gt;)."
+    _, blocks = card(approval, paid, payment)
+    assert said in _words(blocks)
+    assert "paid*" not in json.dumps(blocks)
+    # Whoever filed it is told.
+    assert reply(approval, paid, payment) == f"<@U04DANA> {said}"
+    assert reply(replace(approval, requested_by="cli:ann"), paid, payment) == said
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"required": 3, "decisions": (YES,)}, "Your vote counts already: 1 of 3 approvals."),
+        ({"status": "approved", "decisions": (YES,)}, "Already approved by alice."),
+        ({"status": "expired", "expires_at": _AT}, "Already expired at 2026-11-30 09:00 UTC."),
+        ({"status": "withdrawn", "withdrawn_by": "slack:T01TEST/U04DANA"}, "Already withdrawn by U04DANA."),
+        ({"status": "superseded"}, "Already superseded: what is asked for now is on a newer card."),
+        (
+            {"status": "superseded", "changed_to": {"amount": "200.00"}, "changed_by": "slack:T01TEST/U02BOB"},
+            "Already superseded: U02BOB asks for 200.00 USD instead of 250.00 USD.",
+        ),
+    ],
+)
+def test_whoever_comes_late_is_told_by_the_same_words(changes: dict[str, Any], said: str) -> None:
+    assert already(replace(APPROVAL, **changes)) == said
+
+
+# Modals
+
+
+@_on_any_machine
+@given(_situations())
+def test_slack_takes_every_modal_and_no_text_of_a_person_is_markup_or_hidden(
+    situation: tuple[Approval, Thread, Payment | None, Advice | None],
+) -> None:
+    approval, thread, payment, advice = situation
+    story = Story(thread=thread, approvals=[approval], advice=advice, payment=payment)
+    events = [
+        Event(at=decision.decided_at, what=f"Approved by {decision.who}", detail=decision.reason)
+        for decision in approval.decisions
+    ]
+    trace = Trace(events=tuple(events), attempts=0, driven_at=None, tellings=())
+    requester = Person(key="x", name="x", names=frozenset({approval.requested_by}))
+    value = value_of(approval, channel="C" * 100, ts="1" * 100)
+    for view in (
+        *(
+            details_of(approval, story, trace, requester, public_url=url)
+            for url in (None, "https://claims.example.com")
+        ),
+        reject_form(approval, value),
+        amount_form(approval, value),
+        in_words("Reject", approval.requested_by),
+        skeleton("Reject"),
+    ):
+        assert view_findings(view, mentions=(*_MENTIONED, *APPROVAL.approvers)) == []
+        for each in texts(view["blocks"]):
+            assert each["text"] == visible(each["text"])
+
+
+def test_what_has_no_room_in_details_is_said_to_stand_on_the_page() -> None:
+    long = replace(THREAD, input={**THREAD.input, "note": "&" * 200_000})
+    story = Story(thread=long, approvals=[APPROVAL], advice=None, payment=None)
+    trace = Trace(events=(), attempts=0, driven_at=None, tellings=())
+    person = Person(key="x", name="x", names=frozenset())
+    for public_url, where in (
+        ("https://claims.example.com", f"https://claims.example.com/approvals/{_INTERRUPT}"),
+        (None, "claim_flow.py show --thread t1"),
+    ):
+        view = details_of(APPROVAL, story, trace, person, public_url=public_url)
+        assert view_findings(view, mentions=APPROVAL.approvers) == []
+        assert where in "\n".join(_words(view["blocks"]))
 
 
 @pytest.mark.parametrize(
@@ -359,7 +568,7 @@ def _said(name: str) -> str:
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        ("refused", "Not paid: the card &lt;expired&gt;"),
+        ("refused", "Failed, nothing was paid: the card &lt;expired&gt;"),
         ("unknown", "It is not known whether this was paid"),
         ("intended", ""),
     ],

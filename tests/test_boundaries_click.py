@@ -34,7 +34,7 @@ from tests.local_slack import CHANNEL, LocalSlack, skip_reason
 from tests.pg_proxy import STALL_S, FaultingProxy, Trap, When
 from tests.processes import end_of, start_process
 from tests.rows import all_rows, until, value
-from tests.slack_door import Answered, Caller, bot_in_process, client_of
+from tests.slack_door import Answered, Caller, bot_in_process, client_of, errors_in
 from tests.victims import bot
 
 pytestmark = [
@@ -103,8 +103,9 @@ class Office:
         decided = await self.decisions()
         for card in cards:
             async with Caller(self.bot_url) as bob:
-                assert (await self.press(bob, card, "reject", by="U02BOB")).status == 200
-                assert "approved" in await bob.note()
+                rejected = await bob.click(await bob.rejection_of(self.conn, card.interrupt_id, by="U02BOB"))
+                assert rejected.status == 200
+                assert errors_in(rejected)["reason"].startswith("Already approved by ")
         async with worker(Terminal(self.folder, DATABASE_URL=self.url), self.conn):
             await until_settled(self.conn)
         await deliver_all(self.conn, Deliverer(self.client, CHANNEL))

@@ -102,7 +102,7 @@ async def test_alice_approves_in_the_browser_and_eve_cannot(
     await expect(card).to_contain_text(re.compile("approved by alice", re.IGNORECASE))
     await expect(card).to_contain_text("L-office-chairs")
     await expect(card).to_contain_text("1 reply")
-    await expect(card.locator(".bk-button")).to_have_count(0)
+    await expect(card.locator(".bk-button")).to_have_text("Details")
     decision = await one_row(conn, "SELECT person, verdict, door FROM decisions")
     assert decision == {"person": "slack:T01TEST/U01ALICE", "verdict": "approve", "door": "slack"}
     payment = await one_row(conn, "SELECT reference, status, amount::text, payee FROM payments")
@@ -123,8 +123,14 @@ async def test_hostile_text_shows_as_what_it_is(page: Page, terminal: Terminal, 
     await expect_shown_as_it_is(page, card)
 
     await button(card, "Reject").click()
+    modal = page.locator(".modal")
+    await expect(modal).to_contain_text("Whoever asked for it will read this.")
+    await expect(modal.locator("a[href*='evil.example'], .mention")).to_have_count(0)
+    await modal.get_by_role("textbox").fill("no such chairs")
+    await modal.get_by_role("button", name="Reject").click()
     await expect(card).to_contain_text(re.compile("rejected by alice", re.IGNORECASE))
-    await expect(card.locator(".bk-button")).to_have_count(0)
+    await expect(card.locator(".bk-button")).to_have_text("Details")
+    await expect(card).to_contain_text("alice: no such chairs")
     # The reply below the card, too.
     await card.get_by_role("button", name="1 reply").click()
     await expect(page.locator(".thread-body .msg")).to_have_count(2)

@@ -19,7 +19,7 @@ from flow.database import Connection, connect
 from flow.drive import drive
 from flow.flows import Flows
 from flow.settings import Settings
-from tests.block_kit import buttons_of, findings
+from tests.block_kit import SETTLED, WAITING, buttons_of, findings
 from tests.delivering import OPS_CHANNEL, deliverer_at, interrupt_of, running
 from tests.fault_proxy import FaultKind, FaultProxy
 from tests.local_slack import BOT_TOKEN, CHANNEL, SIGNING_SECRET, LocalSlack, skip_reason
@@ -79,7 +79,7 @@ async def test_a_card_whose_posting_failed_is_in_the_channel_once(
         assert await patient.sweep(conn) == (1, 0)
 
     [message] = await slack.messages(CHANNEL)
-    assert buttons_of(message) == ["approve", "reject"]
+    assert buttons_of(message) == WAITING
     assert await notices.messages_of(conn, interrupt_id) == [(CHANNEL, message["ts"])]
     row = await notice(conn)
     assert (row["status"], row["ambiguous"], row["error"]) == ("sent", False, None)
@@ -274,7 +274,7 @@ async def test_a_change_that_slack_refuses_fails_with_the_fix_and_its_request_st
     assert await deliverer.sweep(conn) == (1, 0)
     [message] = await slack.messages(CHANNEL)
     assert "Approved by Alice" in message["text"]
-    assert buttons_of(message) == []
+    assert buttons_of(message) == SETTLED
 
 
 async def test_a_refused_card_is_posted_once_its_cause_is_mended(
@@ -304,7 +304,7 @@ async def test_a_copy_that_was_deleted_does_not_keep_the_others_from_the_truth(
     await decide(conn, interrupt_id, ALICE, YES)
     assert await deliverer.sweep(conn) == (1, 0)
     deleted, kept = await slack.messages(CHANNEL)
-    assert (buttons_of(deleted), buttons_of(kept)) == (["approve", "reject"], [])
+    assert (buttons_of(deleted), buttons_of(kept)) == (WAITING, SETTLED)
     assert await notices.messages_of(conn, interrupt_id) == [(CHANNEL, copy["ts"])]
 
 
@@ -347,7 +347,7 @@ async def test_a_change_whose_update_failed_shows_in_the_end_and_its_request_sta
         assert await patient.sweep(conn) == (1, 0)
         [message] = await slack.messages(CHANNEL)
         assert "Approved by Alice" in message["text"]
-        assert buttons_of(message) == ["approve", "reject"]
+        assert buttons_of(message) == WAITING
 
         proxy.fail("chat.update", kind, delay_s=3600)
         assert (await decide(conn, interrupt_id, BOB, YES)).approval.status == "approved"
@@ -356,7 +356,7 @@ async def test_a_change_whose_update_failed_shows_in_the_end_and_its_request_sta
         assert await patient.sweep(conn) == (1, 0)
     [message] = await slack.messages(CHANNEL)
     assert "Approved by Bob" in message["text"]
-    assert buttons_of(message) == []
+    assert buttons_of(message) == SETTLED
 
 
 async def test_a_decision_that_comes_while_the_card_is_posted_shows_on_it(
@@ -372,7 +372,7 @@ async def test_a_decision_that_comes_while_the_card_is_posted_shows_on_it(
         await sweeping
     [message] = await slack.messages(CHANNEL)
     assert "Approved by Alice" in message["text"]
-    assert buttons_of(message) == []
+    assert buttons_of(message) == SETTLED
     assert (await notice(conn))["status"] == "sent"
 
 
@@ -386,7 +386,7 @@ async def test_a_decision_that_comes_while_the_posting_is_uncertain_shows_on_the
     assert await deliverer.sweep(conn) == (1, 0)
     [message] = await slack.messages(CHANNEL)
     assert "Rejected by Bob" in message["text"]
-    assert buttons_of(message) == []
+    assert buttons_of(message) == SETTLED
 
 
 async def test_a_decision_during_an_update_shows_although_the_older_update_lands_last(
@@ -467,7 +467,7 @@ async def test_an_outcome_that_slack_refuses_to_say_stands_on_the_card_and_is_sa
     assert (row["status"], row["error"].split(": ")[0]) == ("failed", error)
     [card] = await slack.messages(CHANNEL)
     assert "Paid: 250.00 USD" in card["text"]
-    assert buttons_of(card) == []
+    assert buttons_of(card) == SETTLED
 
     assert await notices.retry_failed(conn) == 1
     assert await deliverer.sweep(conn) == (1, 0)

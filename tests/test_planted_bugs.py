@@ -37,8 +37,8 @@ BUGS = [
     Bug(
         name="a click is acknowledged before it is committed",
         file="bot/slack.py",
-        old="note = await _decide(background, _click_on_pool(pool, click, own_team))",
-        new="note = background.spawn(_click_on_pool(pool, click, own_team)) and None",
+        old="note = await _decide(door, click)",
+        new="note = door.spawn(_decide(door, click)) and None",
         tests="test_slack_clicks.py",
     ),
     Bug(
@@ -475,10 +475,32 @@ BUGS = [
     ),
     Bug(
         name="a form in Slack decides whatever the question is by now",
-        file="bot/slack.py",
+        file="bot/modals.py",
         old="request_hash=press.request_hash, answer=answer)",
         new="answer=answer)",
         tests="test_change_modal.py",
+    ),
+    Bug(
+        name="the reason of a rejection is dropped",
+        file="bot/modals.py",
+        old='verdict = Verdict(verdict="reject", door="slack", reason=reason, request_hash=press.request_hash)',
+        new='verdict = Verdict(verdict="reject", door="slack", request_hash=press.request_hash)',
+        tests="test_modals.py",
+    ),
+    Bug(
+        name="a modal opens when the database has answered",
+        file="bot/modals.py",
+        old="        view = await _open(door, trigger_id, skeleton(title))",
+        new="        await door.act(press, lambda conn, person: fill(conn, person, press))"
+        "\n        view = await _open(door, trigger_id, skeleton(title))",
+        tests="test_modals.py::test_a_modal_opens_while_the_database_is_busy_and_is_filled_when_it_answers",
+    ),
+    Bug(
+        name="the card of what was superseded says what was paid instead",
+        file="bot/outcomes.py",
+        old='    if approval.status == "superseded":\n        return [superseded_line(approval)]\n    if payment',
+        new="    if payment",
+        tests="test_blocks.py",
     ),
     Bug(
         name="arguments that were changed are dropped when it is approved as it is",

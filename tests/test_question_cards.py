@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from bot.blocks import card, parse_change, parse_click, reply
+from bot.blocks import card, parse_button, parse_click, reply
 from bot.questions import form_of, has_form, typed_in
 from flow.errors import Unaskable
 from flow.model import Approval, Decision, Thread
@@ -132,7 +132,7 @@ def test_a_request_is_its_title_and_amount_its_fields_and_who_asks() -> None:
         "Order", "A-17", "Customer", "ACME",
         "Why", "The chair came with three legs.\nIt was to have four.",
     ]  # fmt: skip
-    assert list(buttons_of(asked(REFUND))) == ["approve", "reject"]
+    assert list(buttons_of(asked(REFUND))) == ["approve", "reject", "details"]
 
 
 def test_an_action_is_its_name_its_arguments_and_what_is_said_of_it() -> None:
@@ -172,7 +172,7 @@ def test_what_has_no_room_is_said_to_stand_on_the_page() -> None:
     ],
 )
 def test_there_is_a_button_for_whatever_one_press_can_say(value: Any, buttons: list[str]) -> None:
-    assert list(buttons_of(asked(value))) == buttons
+    assert list(buttons_of(asked(value))) == [*buttons, "details"]
 
 
 def test_a_pressed_option_is_an_approval_that_names_it() -> None:
@@ -180,7 +180,7 @@ def test_a_pressed_option_is_an_approval_that_names_it() -> None:
     assert [shown[name]["text"]["text"] for name in ("approve-0", "approve-1")] == ["pay now", "pay later"]
     click = parse_click({**_PRESSER, "actions": [shown["approve-1"]]})
     assert click is not None
-    assert (click.verdict, click.answer, click.request_hash) == ("approve", {"option": "pay later"}, "5e" * 32)
+    assert (click.answer, click.request_hash) == ({"option": "pay later"}, "5e" * 32)
     assert parse_click({**_PRESSER, "actions": [{**shown["approve-1"], "value": shown["reject"]["value"]}]}) is None
     assert parse_click({**_PRESSER, "actions": [{**shown["approve-1"], "action_id": "reject-1"}]}) is None
 
@@ -188,10 +188,9 @@ def test_a_pressed_option_is_an_approval_that_names_it() -> None:
 def test_a_pressed_change_is_no_click_and_names_what_opens_the_form() -> None:
     pressed = {**_PRESSER, "actions": [buttons_of(asked(tool_call()))["change"]]}
     assert parse_click(pressed) is None
-    change = parse_change(pressed)
+    change = parse_button(pressed)
     assert change is not None
-    assert (change.trigger_id, change.interrupt_id) == ("1.2.a", APPROVAL.interrupt_id)
-    assert parse_change({**pressed, "trigger_id": None}) is None
+    assert (change.interrupt_id, change.request_hash) == (APPROVAL.interrupt_id, APPROVAL.request_hash)
 
 
 # What became of it

@@ -26,13 +26,13 @@ from flow.drive import drive
 from flow.flows import Flows
 from flow.policy import policy_of
 from flow.settings import Settings
-from tests.block_kit import buttons_of, words_of
+from tests.block_kit import SETTLED, WAITING, buttons_of, words_of
 from tests.command import ROOT, Running, Terminal
 from tests.conftest import _database, _url_of
 from tests.local_slack import CHANNEL, LocalSlack, free_port, skip_reason
 from tests.people import ANN, start_claim
 from tests.rows import all_rows, one_row, until, value
-from tests.slack_door import Answered, Caller, bot_in_process, client_of
+from tests.slack_door import Answered, Caller, bot_in_process, client_of, errors_in, reject_in
 
 pytestmark = [
     pytest.mark.skipif(skip_reason() is not None, reason=skip_reason() or ""),
@@ -118,6 +118,10 @@ class Stage:
         await self.slack.click(user, CHANNEL, card.ts, verdict, value=card.value, block_id=card.block_id)
         return (await self.slack.answers("interactive"))[-1].status
 
+    async def reject(self, user: str, card: Card, reason: str = "") -> str:
+        """Press Reject, as it was shown, and send its modal; what the modal says against it, or nothing."""
+        return await reject_in(self.slack, user, card.ts, reason, value=card.value, block_id=card.block_id)
+
     async def click_and_read(self, user: str, card: Card, verdict: str) -> str:
         """Press the button of a bot that answers, and read the private note that comes of it."""
         before = len(await self.slack.ephemerals(user))
@@ -158,7 +162,7 @@ class Stage:
         assert await self.payments(card) == 0
         message = await self.shown(card.ts)
         assert "Approval needed" in message["text"]
-        assert buttons_of(message) == ["approve", "reject"]
+        assert buttons_of(message) == WAITING
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +230,7 @@ async def test_a_waiting_claim_is_a_card_and_alices_click_pays_it(stage: Stage) 
     card = await stage.ask()
     message = await stage.shown(card.ts)
     assert message["text"] == f"Approval needed: 250.00 USD to ACME, requested by cli:ann (thread {card.thread_id})"
-    assert buttons_of(message) == ["approve", "reject"]
+    assert buttons_of(message) == WAITING
     assert f"interrupt {card.interrupt_id}" in words_of(message)
 
     assert await stage.click("U01ALICE", card, "approve") == 200
@@ -236,7 +240,7 @@ async def test_a_waiting_claim_is_a_card_and_alices_click_pays_it(stage: Stage) 
     decided = await one_row(stage.conn, "SELECT * FROM decisions WHERE interrupt_id = %s", card.interrupt_id)
     assert f"✅ *Approved by alice*, <!date^{int(decided['decided_at'].timestamp())}^" in words_of(message)
     assert f"💸 *250.00 USD paid*, reference L-{card.thread_id}" in words_of(message)
-    assert buttons_of(message) == []
+    assert buttons_of(message) == SETTLED
     assert await stage.reply_to(card) == f"💸 *250.00 USD paid*, reference L-{card.thread_id}"
     assert await stage.payments(card) == 1
     assert await stage.slack.ephemerals("U01ALICE") == []
@@ -244,11 +248,12 @@ async def test_a_waiting_claim_is_a_card_and_alices_click_pays_it(stage: Stage) 
 
 async def test_a_rejection_ends_the_thread_unpaid_and_says_so(stage: Stage) -> None:
     card = await stage.ask()
-    assert await stage.click("U02BOB", card, "reject") == 200
+    assert await stage.reject("U02BOB", card, "not this quarter") == ""
     await stage.until_over(card, "rejected")
     message = await stage.until_shown(card, "Nothing was paid: rejected.")
     assert "❌ *Rejected by bob*, " in words_of(message)
-    assert buttons_of(message) == []
+    assert "bob: not this quarter" in words_of(message)
+    assert buttons_of(message) == SETTLED
     assert await stage.reply_to(card) == "Nothing was paid: rejected."
     assert await stage.payments(card) == 0
 
@@ -259,7 +264,7 @@ async def test_a_card_follows_a_decision_at_the_command_line_within_five_seconds
     assert done.code == 0, done.err
     message = await stage.until_shown(card, "Paid: 250.00 USD", within_s=5.0)
     assert "✅ *Approved by cli:ann* (cli), " in words_of(message)
-    assert buttons_of(message) == []
+    assert buttons_of(message) == SETTLED
 
 
 # Who may
@@ -275,10 +280,11 @@ async def test_a_strangers_click_is_told_in_private_and_changes_nothing(stage: S
 @pytest.mark.parametrize("requester", ["U01ALICE", "slack:T01TEST/U01ALICE"])
 async def test_nobody_decides_a_request_of_their_own(stage: Stage, requester: str) -> None:
     card = await stage.ask(requested_by=requester)
-    for verdict in ("approve", "reject"):
-        note = await stage.click_and_read("U01ALICE", card, verdict)
-        assert note == "Alice may not decide this: nobody decides a request of their own."
-        await stage.assert_untouched(card)
+    said = "Alice may not decide this: nobody decides a request of their own."
+    assert await stage.click_and_read("U01ALICE", card, "approve") == said
+    await stage.assert_untouched(card)
+    assert await stage.reject("U01ALICE", card) == said
+    await stage.assert_untouched(card)
 
     assert await stage.click("U02BOB", card, "approve") == 200
     await stage.until_over(card, "paid")
@@ -313,9 +319,9 @@ async def test_a_second_click_is_told_who_decided(stage: Stage) -> None:
     await stage.until_over(card, "paid")
     assert await stage.click_and_read("U02BOB", card, "approve") == "Already approved by alice."
     assert await stage.click_and_read("U01ALICE", card, "approve") == "Already approved by alice."
-    note = await stage.click_and_read("U02BOB", card, "reject")
-    assert note.startswith("Already approved by alice at ")
-    assert note.endswith(": the first decision stands.")
+    said = await stage.reject("U02BOB", card)
+    assert said.startswith("Already approved by alice at ")
+    assert said.endswith(": the first decision stands.")
     assert len(await stage.decisions(card)) == 1
     assert await stage.payments(card) == 1
 
@@ -348,14 +354,15 @@ async def test_of_an_approve_and_a_reject_in_the_same_instant_exactly_one_settle
     for _ in range(20):
         card = await stage.ask()
         approve = await stage.body_of(card, "approve", by="U01ALICE")
-        reject = await stage.body_of(card, "reject", by="U02BOB")
+        reject = await stage.caller.rejection_of(stage.conn, card.interrupt_id, by="U02BOB")
         answers = await click_together(stage, card, [approve, reject])
         assert [answer.status for answer in answers] == [200, 200]
         [decision] = await stage.decisions(card)
         settled.append((card, decision["verdict"]))
         # Whoever came second is told.
         first = "approved by u01alice" if decision["verdict"] == "approve" else "rejected by u02bob"
-        assert (await stage.caller.note()).startswith(f"Already {first} at ")
+        late = errors_in(answers[1]).get("reason") or await stage.caller.note()
+        assert late.startswith(f"Already {first} at ")
 
     for card, verdict in settled:
         await stage.until_over(card, "paid" if verdict == "approve" else "rejected")
@@ -364,7 +371,7 @@ async def test_of_an_approve_and_a_reject_in_the_same_instant_exactly_one_settle
         message = await stage.until_shown(card, outcome)
         assert ("✅ *Approved by u01alice*" in words_of(message)) == (verdict == "approve")
         assert ("❌ *Rejected by u02bob*" in words_of(message)) == (verdict == "reject")
-        assert buttons_of(message) == []
+        assert buttons_of(message) == SETTLED
 
 
 # What was lost
@@ -375,7 +382,7 @@ async def test_a_click_on_a_card_that_we_forgot_posting_is_decided_and_shows(sta
     await stage.conn.execute("DELETE FROM messages WHERE ts = %s", (card.ts,))
     assert await stage.click("U01ALICE", card, "approve") == 200
     message = await stage.until_shown(card, "Paid: 250.00 USD")
-    assert buttons_of(message) == []
+    assert buttons_of(message) == SETTLED
     assert await stage.payments(card) == 1
 
 
@@ -384,12 +391,11 @@ async def test_a_late_click_on_a_card_that_we_forgot_posting_takes_its_buttons_a
     await stage.conn.execute("DELETE FROM messages WHERE ts = %s", (card.ts,))
     done = await stage.terminal.run_meanwhile("resume", "--thread", card.thread_id, "--approve")
     assert done.code == 0, done.err
-    assert buttons_of(await stage.shown(card.ts)) == ["approve", "reject"]
+    assert buttons_of(await stage.shown(card.ts)) == WAITING
 
-    note = await stage.click_and_read("U02BOB", card, "reject")
-    assert note.startswith("Already approved by cli:ann at ")
+    assert (await stage.reject("U02BOB", card)).startswith("Already approved by cli:ann at ")
     message = await stage.until_shown(card, "Paid: 250.00 USD")
-    assert buttons_of(message) == []
+    assert buttons_of(message) == SETTLED
 
 
 async def test_a_bot_that_is_stopped_while_a_click_waits_answers_it_and_loses_nothing(

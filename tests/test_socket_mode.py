@@ -29,6 +29,7 @@ from flow.database import Connection, connect
 from flow.drive import drive
 from flow.flows import Flows
 from flow.settings import read_settings
+from tests.block_kit import SETTLED, buttons_of
 from tests.command import Done, Running, Terminal
 from tests.fault_proxy import FaultKind, FaultProxy
 from tests.local_slack import APP_TOKEN, CHANNEL, Answer, LocalSlack, free_port, skip_reason
@@ -109,22 +110,16 @@ async def card_of(slack: LocalSlack, thread_id: str = "t1") -> dict[str, Any]:
 
     async def posted() -> dict[str, Any]:
         cards = [
-            each for each in await slack.messages(CHANNEL) if thread_id in str(each) and "approve" in buttons(each)
+            each for each in await slack.messages(CHANNEL) if thread_id in str(each) and "approve" in buttons_of(each)
         ]
         return cards[0] if cards else {}
 
     return await until(posted)
 
 
-def buttons(message: dict[str, Any]) -> list[str]:
-    return [
-        each["action_id"] for block in message["blocks"] for each in block.get("elements", ()) if "action_id" in each
-    ]
-
-
-async def has_no_buttons(slack: LocalSlack, ts: str) -> bool:
+async def is_settled(slack: LocalSlack, ts: str) -> bool:
     [message] = [each for each in await slack.messages(CHANNEL) if each["ts"] == ts]
-    return not buttons(message)
+    return buttons_of(message) == SETTLED
 
 
 async def notes_of_alice(slack: LocalSlack) -> list[str]:
@@ -153,7 +148,7 @@ async def test_a_claim_is_approved_over_the_websocket_and_its_card_shows_it(
         assert await decisions(conn) == [ALICES]
         assert await slack.answers() == [Answer(kind="ack", status=200, body="")]
 
-        await until(lambda: has_no_buttons(slack, card["ts"]))
+        await until(lambda: is_settled(slack, card["ts"]))
         await until(lambda: is_paid(conn))
         done = await service.running.stop()
     assert done.code == 0
@@ -179,7 +174,7 @@ async def test_two_bots_that_both_get_each_click_make_one_decision_and_one_payme
         assert await decisions(conn) == [ALICES]
         assert await value(conn, "SELECT wakes FROM threads") == 1
         assert await drive(conn, "t1", flows=flows, policy=POLICY) == "over"
-        await until(lambda: has_no_buttons(slack, card["ts"]))
+        await until(lambda: is_settled(slack, card["ts"]))
     assert len(await all_rows(conn, "SELECT * FROM payments")) == 1
 
 
