@@ -20,7 +20,7 @@ from flow.drive import drive
 from flow.flows import Flows
 from flow.model import Claim
 from flow.policy import LIMITS, OneTier, Tier
-from tests.block_kit import buttons_of
+from tests.block_kit import SETTLED, WAITING, buttons_of
 from tests.delivering import OPS_CHANNEL, deliverer_at
 from tests.fault_proxy import FaultKind, FaultProxy
 from tests.local_slack import CHANNEL, LocalSlack, skip_reason
@@ -65,9 +65,6 @@ async def cards(slack: LocalSlack, place: str) -> list[list[str]]:
     return [buttons_of(each) for each in await slack.messages(place) if "thread_ts" not in each]
 
 
-BOTH = ["approve", "reject"]
-
-
 async def make_due(conn: Connection, deliverer: Deliverer) -> None:
     deliverer._not_before = 0.0
     await conn.execute("UPDATE notices SET due_at = clock_timestamp() WHERE due_at IS NOT NULL")
@@ -100,7 +97,7 @@ async def test_a_card_goes_where_its_tier_says(
     interrupt_id = await ask(conn, tier=tier("U01ALICE", "@finance", "carol@example.com", **rules))
     assert await deliverer.sweep(conn) == (1, 0)
     for place, count in ((CHANNEL, in_channel), (RANDOM, in_random), ("U01ALICE", with_alice)):
-        assert await cards(slack, place) == [BOTH] * count
+        assert await cards(slack, place) == [WAITING] * count
     assert len(await notices.messages_of(conn, interrupt_id)) == in_channel + in_random + with_alice
 
 
@@ -114,7 +111,7 @@ async def test_only_members_of_ours_who_did_not_ask_get_a_direct_message(
     # The same id in another team is another person.
     await ask(conn, "t2", tier=tier("U01ALICE"), requested_by="slack:T0OTHER/U01ALICE")
     assert await deliverer.sweep(conn) == (1, 0)
-    assert await cards(slack, "U01ALICE") == [BOTH]
+    assert await cards(slack, "U01ALICE") == [WAITING]
     assert await cards(slack, CHANNEL) == []
 
 
@@ -140,10 +137,10 @@ async def test_where_nobody_can_be_reached_the_channel_is_told(
 ) -> None:
     interrupt_id = await ask(conn, tier=tier("U01ALICE"), requested_by=requester)
     assert await deliverer.sweep(conn) == (1, 0)
-    assert (await cards(slack, CHANNEL), await cards(slack, "U01ALICE")) == ([BOTH], [])
+    assert (await cards(slack, CHANNEL), await cards(slack, "U01ALICE")) == ([WAITING], [])
     await notices.change_card(conn, interrupt_id)
     assert await deliverer.sweep(conn) == (1, 0)
-    assert await cards(slack, CHANNEL) == [BOTH]
+    assert await cards(slack, CHANNEL) == [WAITING]
 
 
 async def test_whoever_is_asked_later_gets_a_copy_and_nobody_a_second_one(
@@ -156,7 +153,7 @@ async def test_whoever_is_asked_later_gets_a_copy_and_nobody_a_second_one(
     await conn.execute("UPDATE approvals SET expires_at = clock_timestamp()")
     assert await expire_overdue(conn) == 1
     await deliverer.sweep(conn)
-    assert [await cards(slack, place) for place in (CHANNEL, "U01ALICE", "U02BOB")] == [[BOTH]] * 3
+    assert [await cards(slack, place) for place in (CHANNEL, "U01ALICE", "U02BOB")] == [[WAITING]] * 3
 
 
 # Staying true
@@ -175,7 +172,7 @@ async def test_every_copy_shows_the_outcome_and_the_reply_stands_below_each(
     for place in (CHANNEL, "U01ALICE", "U02BOB"):
         card, below = await slack.messages(place)
         assert "Paid: 250.00 USD" in card["text"]
-        assert buttons_of(card) == []
+        assert buttons_of(card) == SETTLED
         assert (below["thread_ts"], below["text"]) == (card["ts"], "💸 *250.00 USD paid*, reference L-t1")
 
 
@@ -187,7 +184,7 @@ async def test_every_copy_shows_that_the_time_is_over(
     await conn.execute("UPDATE approvals SET expires_at = clock_timestamp()")
     assert await expire_overdue(conn) == 1
     assert await deliverer.sweep(conn) == (1, 0)
-    assert [await cards(slack, place) for place in (CHANNEL, "U01ALICE", "U02BOB")] == [[[]]] * 3
+    assert [await cards(slack, place) for place in (CHANNEL, "U01ALICE", "U02BOB")] == [[SETTLED]] * 3
 
 
 async def test_reminders_go_below_each_copy(slack: LocalSlack, deliverer: Deliverer, conn: Connection) -> None:
@@ -219,11 +216,11 @@ async def test_each_place_has_one_copy_whichever_posting_failed(
         await make_due(conn, patient)
         assert await patient.sweep(conn) == (1, 0)
         places = (CHANNEL, "U01ALICE", "U02BOB")
-        assert [await cards(slack, place) for place in places] == [[BOTH]] * 3
+        assert [await cards(slack, place) for place in places] == [[WAITING]] * 3
         assert len(await notices.messages_of(conn, interrupt_id)) == 3
         await decide(conn, interrupt_id, ALICE, YES)
         assert await patient.sweep(conn) == (1, 0)
-    assert [await cards(slack, place) for place in places] == [[[]]] * 3
+    assert [await cards(slack, place) for place in places] == [[SETTLED]] * 3
 
 
 async def test_a_copy_whose_posting_got_no_answer_shows_what_was_decided_meanwhile(
@@ -236,7 +233,7 @@ async def test_a_copy_whose_posting_got_no_answer_shows_what_was_decided_meanwhi
     await decide(conn, interrupt_id, ALICE, YES)
     await make_due(conn, deliverer)
     assert await deliverer.sweep(conn) == (1, 0)
-    assert [await cards(slack, place) for place in ("U01ALICE", "U02BOB")] == [[[]], [[]]]
+    assert [await cards(slack, place) for place in ("U01ALICE", "U02BOB")] == [[SETTLED], [SETTLED]]
     assert await slack.messages(CHANNEL) == []
 
 
@@ -263,7 +260,7 @@ async def test_who_cannot_be_sent_one_keeps_nobody_else_from_theirs(
     interrupt_id = await ask(conn, tier=tier("U01ALICE", who, "U02BOB"))
     # The operators are told at once.
     assert await deliverer.sweep(conn) == (1, 1)
-    assert [await cards(slack, place) for place in ("U01ALICE", "U02BOB", CHANNEL)] == [[BOTH], [BOTH], []]
+    assert [await cards(slack, place) for place in ("U01ALICE", "U02BOB", CHANNEL)] == [[WAITING], [WAITING], []]
     row = await one_row(conn, "SELECT status, error FROM notices WHERE kind = 'card'")
     assert row["status"] == "failed"
     assert row["error"].startswith(f"{error}: take ") and row["error"].endswith(f" out of the tier's approvers ({who})")
@@ -272,7 +269,7 @@ async def test_who_cannot_be_sent_one_keeps_nobody_else_from_theirs(
 
     await decide(conn, interrupt_id, ALICE, YES)
     assert await deliverer.sweep(conn) == (1, 0)
-    assert [await cards(slack, place) for place in ("U01ALICE", "U02BOB")] == [[[]], [[]]]
+    assert [await cards(slack, place) for place in ("U01ALICE", "U02BOB")] == [[SETTLED], [SETTLED]]
 
 
 async def test_where_none_of_them_can_be_sent_one_the_channel_is_told_and_the_operators(
@@ -280,7 +277,7 @@ async def test_where_none_of_them_can_be_sent_one_the_channel_is_told_and_the_op
 ) -> None:
     await ask(conn, tier=tier("U03BOTTY", "U07GONE"))
     assert await deliverer.sweep(conn) == (1, 1)
-    assert await cards(slack, CHANNEL) == [BOTH]
+    assert await cards(slack, CHANNEL) == [WAITING]
     assert len(await slack.messages(OPS_CHANNEL)) == 1
 
 
@@ -290,7 +287,7 @@ async def test_a_channel_that_refuses_keeps_nobody_from_their_direct_message(
     interrupt_id = await ask(conn, tier=tier("U01ALICE", post_to="both", channel=RANDOM))
     proxy.fail("chat.postMessage", "error", error="not_in_channel")
     assert await deliverer.sweep(conn) == (1, 1)
-    assert await cards(slack, "U01ALICE") == [BOTH]
+    assert await cards(slack, "U01ALICE") == [WAITING]
     error = await value(conn, "SELECT error FROM notices WHERE kind = 'card'")
     assert error == f"not_in_channel: invite the bot to the channel ({RANDOM})"
     assert await notices.retry_failed(conn) == 1
@@ -342,7 +339,7 @@ async def test_twelve_copies_that_take_longer_than_a_lease_are_one_each_with_two
         assert await one.sweep(first) == (1, 0)
     places = collections.Counter(channel for channel, _ in await notices.messages_of(conn, interrupt_id))
     assert sorted(places.values()) == [1] * 12
-    assert [await cards(slack, each) for each in people] == [[[]]] * 12
+    assert [await cards(slack, each) for each in people] == [[SETTLED]] * 12
 
 
 @pytest.mark.parametrize(
