@@ -101,7 +101,9 @@ async def _site(settings: Settings, url: str, checks: dict[str, Check], *, web: 
             client = await stack.enter_async_context(slack_client(settings))
             own_team = OwnTeam(client)
             await check_token(own_team)
-            bolt = build_bolt(client, pool, own_team, background)
+            bolt = build_bolt(
+                client, pool, own_team, background, viewers=settings.viewer_names, pages_url=settings.pages_url
+            )
             if settings.slack_app_token is not None:
                 socket = SocketMode(bolt, client, settings.slack_app_token.get_secret_value(), background)
                 await stack.enter_async_context(_socket(socket))

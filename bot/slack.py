@@ -32,6 +32,7 @@ from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.answers import Misfilled, answer_of, sentence
 from bot.blocks import Change, Click, Press, parse_change, parse_click, parse_press, value_of
+from bot.heard import is_for_home
 from bot.kit import as_dict, as_text, escape
 from bot.people import slack_person
 from bot.pool import Pool, on_pool
@@ -117,8 +118,18 @@ async def check_token(own_team: OwnTeam) -> None:
         log.warning("Slack does not answer: %s: %s", type(exc).__name__, exc)
 
 
-def build_bolt(client: AsyncWebClient, pool: Pool, own_team: OwnTeam, background: Background) -> AsyncApp:
+def build_bolt(
+    client: AsyncWebClient,
+    pool: Pool,
+    own_team: OwnTeam,
+    background: Background,
+    *,
+    viewers: frozenset[str] = frozenset(),
+    pages_url: str | None = None,
+) -> AsyncApp:
     """The Bolt app. It does no verifying (see `slack_events`) and answers when its listener has returned."""
+    # It decides as clicks do, and so knows this module.
+    from bot.slack_home import hear_home
 
     async def authorize(**_: Any) -> AuthorizeResult:
         return AuthorizeResult(enterprise_id=None, team_id=None, bot_token=client.token)
@@ -133,6 +144,11 @@ def build_bolt(client: AsyncWebClient, pool: Pool, own_team: OwnTeam, background
         ignoring_self_events_enabled=False,
     )
 
+    async def decide_click(click: Click) -> str | None:
+        return await _decide(background, _click_on_pool(pool, click, own_team))
+
+    # First: it hears the presses of its own buttons alone.
+    hear_home(bolt, client, pool, own_team, background, decide=decide_click, viewers=viewers, pages_url=pages_url)
     _hear_clicks(bolt, pool, own_team, background)
     _hear_forms(bolt, client, pool, own_team, background)
 
@@ -349,6 +365,8 @@ def slack_events(bolt: AsyncApp, signing_secret: str) -> Callable[[web.Request],
 
 def _is_heard(body: dict[str, Any]) -> bool:
     """Whether anything here listens to it, and finds what it looks at. Bolt would fail on a wrong shape of the rest."""
+    if is_for_home(body):
+        return True
     if body.get("type") == "view_submission":
         view = as_dict(body.get("view"))
         return view.get("type") == "modal" and view.get("callback_id") == FORM

@@ -21,23 +21,37 @@ _DATE = re.compile(r"<!date\^\d+\^[^<>&|^]+\|[^<>&|^]+>")
 _ENTITY = re.compile(r"&(?:amp|lt|gt);")
 
 
-def findings(text: str, blocks: list[dict[str, Any]]) -> list[str]:
-    """What Slack, or we, would refuse in this message; each with its place. Empty: it is fine."""
+def findings(text: str, blocks: list[dict[str, Any]], *, one_each: bool = True) -> list[str]:
+    """What Slack, or we, would refuse in this message; each with its place. Empty: it is fine.
+
+    `one_each`: no action is there twice, as on a card; in a list each is once in a block.
+    """
+    actions = _actions_of(blocks)
     return [
         *_text_findings("text", text, LONGEST_TEXT),
         *_mrkdwn_findings("text", text),
         *_count_findings("blocks", blocks, MOST_BLOCKS),
         *_repeated("block_id", [block.get("block_id") for block in blocks]),
-        *_repeated("action_id", [each.get("action_id") for block in blocks for each in block.get("elements", [])]),
+        *(found for ids in ([sum(actions, [])] if one_each else actions) for found in _repeated("action_id", ids)),
         *(found for number, block in enumerate(blocks) for found in _block_findings(f"blocks[{number}]", block)),
+    ]
+
+
+def _actions_of(blocks: list[dict[str, Any]]) -> list[list[str | None]]:
+    """The action ids of each block."""
+    return [
+        [each.get("action_id") for each in (*block.get("elements", []), block.get("accessory", {}))] for block in blocks
     ]
 
 
 def texts(blocks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Every text object, wherever it stands."""
     for block in blocks:
-        for each in (block.get("text"), *block.get("fields", []), *block.get("elements", [])):
-            if isinstance(each, dict):
+        inside = (block.get("text"), *block.get("fields", []), *block.get("elements", []), block.get("accessory"))
+        for each in inside:
+            if isinstance(each, dict) and each["type"] == "checkboxes":
+                yield from (option["text"] for option in each["options"])
+            elif isinstance(each, dict):
                 yield each["text"] if each["type"] == "button" else each
 
 
@@ -63,7 +77,9 @@ def _header(place: str, block: dict[str, Any]) -> Iterator[str]:
 
 
 def _section(place: str, block: dict[str, Any]) -> Iterator[str]:
-    yield from _keys(place, block, optional={"text", "fields"})
+    yield from _keys(place, block, optional={"text", "fields", "accessory"})
+    if "accessory" in block:
+        yield from _button(f"{place}.accessory", block["accessory"])
     if "text" not in block and "fields" not in block:
         yield f"{place}: neither text nor fields"
     if "text" in block:
@@ -85,17 +101,40 @@ def _actions(place: str, block: dict[str, Any]) -> Iterator[str]:
     yield from _keys(place, block, needed={"elements"})
     yield from _count_findings(f"{place}.elements", block["elements"], 25)
     for number, element in enumerate(block["elements"]):
-        yield from _button(f"{place}.elements[{number}]", element)
+        check = _checkboxes if element.get("type") == "checkboxes" else _button
+        yield from check(f"{place}.elements[{number}]", element)
+
+
+def _checkboxes(place: str, element: dict[str, Any]) -> Iterator[str]:
+    """https://api.slack.com/reference/block-kit/block-elements#checkboxes"""
+    yield from _keys(place, element, needed={"action_id", "options"})
+    yield from _count_findings(f"{place}.options", element["options"], 10)
+    yield from _repeated("option", [option.get("value") for option in element["options"]])
+    for option in element["options"]:
+        yield from _keys(f"{place}.options", {"type": "option"} | option, needed={"text", "value"})
+        yield from _text_object(f"{place}.options", option["text"], 75)
+        yield from _text_findings(f"{place}.options.value", option["value"], 150)
+
+
+def _confirm(place: str, confirm: dict[str, Any]) -> Iterator[str]:
+    """https://api.slack.com/reference/block-kit/composition-objects#confirm"""
+    limits = {"title": 100, "text": 300, "confirm": 30, "deny": 30}
+    yield from _keys(place, {"type": "confirm"} | confirm, needed=set(limits))
+    for name, longest in limits.items():
+        yield from _text_object(f"{place}.{name}", confirm[name], longest, only="plain_text")
 
 
 def _button(place: str, element: dict[str, Any]) -> Iterator[str]:
     if element.get("type") != "button":
         yield f"{place}: type {element.get('type')!r}"
         return
-    yield from _keys(place, element, needed={"text", "action_id", "value"}, optional={"style"})
+    said = "url" if "url" in element else "value"
+    yield from _keys(place, element, needed={"text", "action_id", said}, optional={"style", "confirm"})
     yield from _text_object(f"{place}.text", element["text"], 75, only="plain_text")
     yield from _text_findings(f"{place}.action_id", element["action_id"], 255)
-    yield from _text_findings(f"{place}.value", element["value"], 2000)
+    yield from _text_findings(f"{place}.{said}", element[said], {"url": 3000, "value": 2000}[said])
+    if "confirm" in element:
+        yield from _confirm(f"{place}.confirm", element["confirm"])
     if element.get("style", "primary") not in ("primary", "danger"):
         yield f"{place}.style: {element['style']!r}"
 
@@ -184,7 +223,7 @@ def view_findings(view: dict[str, Any]) -> list[str]:
     others = [each for each in view["blocks"] if each.get("type") != "input"]
     return [
         *_text_findings("callback_id", view["callback_id"], 255),
-        *_text_findings("private_metadata", view["private_metadata"], 3000),
+        *(_text_findings("private_metadata", view["private_metadata"], 3000) if view["private_metadata"] else ()),
         *(
             found
             for name in ("title", "submit", "close")
@@ -197,8 +236,24 @@ def view_findings(view: dict[str, Any]) -> list[str]:
     ]
 
 
+def home_findings(view: dict[str, Any]) -> list[str]:
+    """The same for App Home."""
+    blocks = view["blocks"]
+    return [
+        *_keys("view", view, needed={"type", "blocks"}, optional={"private_metadata", "callback_id", "external_id"}),
+        *([] if view["type"] == "home" else [f"type {view['type']!r}"]),
+        *_text_findings("private_metadata", view["private_metadata"], 3000),
+        *_count_findings("blocks", blocks, 100),
+        *_repeated("block_id", [block.get("block_id") for block in blocks]),
+        *(found for ids in _actions_of(blocks) for found in _repeated("action_id", ids)),
+        *(found for number, block in enumerate(blocks) for found in _block_findings(f"blocks[{number}]", block)),
+    ]
+
+
 def _input(place: str, block: dict[str, Any]) -> Iterator[str]:
-    yield from _keys(place, block, needed={"label", "element", "block_id"}, optional={"optional"})
+    yield from _keys(place, block, needed={"label", "element", "block_id"}, optional={"optional", "hint"})
+    if "hint" in block:
+        yield from _text_object(f"{place}.hint", block["hint"], 2000, only="plain_text")
     yield from _text_object(f"{place}.label", block["label"], 2000, only="plain_text")
     element = block["element"]
     if element["type"] == "plain_text_input":

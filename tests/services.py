@@ -41,13 +41,16 @@ class QuietSlack:
     """The Web API of a workspace that says yes at once: `async with QuietSlack() as slack`, SLACK_API_URL `slack.url`.
 
     `messages` are those that stand in the channel, as they were written last, by ts; `views` the forms that were
-    opened. What a trigger id is called, opening fails with: "expired_trigger_id" has expired.
+    opened, `homes` the Home views that were published, with whose they are. What a trigger id is called, opening fails
+    with: "expired_trigger_id" has expired. `zones` are people's time zones; without one `users.info` never answers.
     """
 
     def __init__(self) -> None:
         self.url = ""
         self.messages: dict[str, dict[str, Any]] = {}
         self.views: list[dict[str, Any]] = []
+        self.homes: list[tuple[str, dict[str, Any]]] = []
+        self.zones: dict[str, str] = {}
         self._seconds = itertools.count(1_700_000_000)
 
     async def __aenter__(self) -> Self:
@@ -57,6 +60,8 @@ class QuietSlack:
             "chat.postMessage": self._post,
             "chat.update": self._update,
             "views.open": self._open,
+            "views.publish": self._publish,
+            "users.info": self._user,
             "conversations.history": self._history,
             "conversations.replies": self._history,
         }.items():
@@ -104,6 +109,17 @@ class QuietSlack:
             return web.json_response({"ok": False, "error": asked["trigger_id"]})
         self.views.append(asked["view"])
         return web.json_response({"ok": True, "view": {"id": "V1"}})
+
+    async def _publish(self, request: web.Request) -> web.Response:
+        asked = await request.json()
+        self.homes.append((asked["user_id"], asked["view"]))
+        return web.json_response({"ok": True, "view": {"id": "V2"}})
+
+    async def _user(self, request: web.Request) -> web.Response:
+        user = (await request.post())["user"]
+        if user not in self.zones:
+            await asyncio.Event().wait()
+        return web.json_response({"ok": True, "user": {"id": user, "tz": self.zones[str(user)]}})
 
     async def _history(self, _: web.Request) -> web.Response:
         return web.json_response({"ok": True, "messages": list(self.messages.values()), "has_more": False})
