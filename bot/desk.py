@@ -271,7 +271,9 @@ class Desk:
 
     async def _tell(self, visitor: Visitor, origin: str, text: str) -> None:
         if origin not in ("", FROM_HOME):
-            answer = await AsyncRespond(response_url=origin)(text=text, response_type="ephemeral")
+            answer = await AsyncRespond(response_url=origin)(
+                text=text, response_type="ephemeral", replace_original=False
+            )
             if answer.status_code == 200:
                 return
         if origin != FROM_HOME:

@@ -7,6 +7,7 @@ counted as if each of its `&<>` were an entity, although it is sent as it is.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,7 +33,11 @@ def findings(text: str, blocks: list[dict[str, Any]], *, one_each: bool = True) 
         *_mrkdwn_findings("text", text),
         *_count_findings("blocks", blocks, MOST_BLOCKS),
         *_repeated("block_id", [block.get("block_id") for block in blocks]),
-        *(found for ids in ([sum(actions, [])] if one_each else actions) for found in _repeated("action_id", ids)),
+        *(
+            found
+            for ids in ([[*itertools.chain(*actions)]] if one_each else actions)
+            for found in _repeated("action_id", ids)
+        ),
         *(found for number, block in enumerate(blocks) for found in _block_findings(f"blocks[{number}]", block)),
     ]
 

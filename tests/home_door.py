@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -11,7 +12,7 @@ from urllib.parse import urlencode
 from tests.local_slack import CHANNEL
 from tests.rows import until
 from tests.services import QuietSlack
-from tests.slack_door import Answered, Caller
+from tests.slack_door import Answered, Caller, bot_in_process, client_of
 from tests.slack_requests import JSON, SlackRequest, payload_body
 
 TEAM = "T01TEST"
@@ -95,7 +96,13 @@ class Member:
         return await self.home(after=before)
 
     async def press_in_home(
-        self, view: dict[str, Any], action_id: str, block_id: str | None = None, *, ticked: Sequence[str] = (), **fields: Any
+        self,
+        view: dict[str, Any],
+        action_id: str,
+        block_id: str | None = None,
+        *,
+        ticked: Sequence[str] = (),
+        **fields: Any,
     ) -> Answered:
         """Press a button of this Home view, with the boxes of these values ticked."""
         shown = {
@@ -110,7 +117,7 @@ class Member:
             "view": shown,
             "actions": [_button(view["blocks"], action_id, block_id)],
         }
-        return await self._press(payload | fields)
+        return await self.press(payload | fields)
 
     async def press_in_list(
         self, said: dict[str, Any], action_id: str, block_id: str | None = None, **fields: Any
@@ -122,7 +129,7 @@ class Member:
             "response_url": self.bot.response_url,
             "actions": [_button(said["blocks"], action_id, block_id)],
         }
-        return await self._press(payload | fields)
+        return await self.press(payload | fields)
 
     async def list_after(self, said: dict[str, Any], action_id: str, block_id: str | None = None) -> dict[str, Any]:
         """What stands in the place of the list after this press."""
@@ -145,11 +152,12 @@ class Member:
         assert answered.status == 200, answered
         return json.loads(answered.body) if answered.body else {}
 
-    async def submit(self, view: dict[str, Any]) -> Answered:
+    async def submit(self, view: dict[str, Any], **fields: Any) -> Answered:
         sent = {"type": "view_submission", "trigger_id": "1.2.a", "view": {"id": "V1"} | view, "response_urls": []}
-        return await self.bot.click(payload_body(self._who() | sent))
+        return await self.bot.click(payload_body(self._who() | sent | fields))
 
-    async def _press(self, payload: dict[str, Any]) -> Answered:
+    async def press(self, payload: dict[str, Any]) -> Answered:
+        """Send this as a press of theirs."""
         pressed = {"type": "block_actions", "api_app_id": "A01APP", "trigger_id": "1.2.a"}
         return await self.bot.click(payload_body(self._who() | pressed | payload))
 
@@ -199,3 +207,27 @@ def items_of(shown: dict[str, Any], place: str) -> list[str]:
     """The interrupt ids of the rows in that place of a Home or a list, in their order."""
     names = [block.get("block_id", "") for block in shown["blocks"]]
     return [name.removeprefix(f"{place}-") for name in names if name.startswith(f"{place}-")]
+
+
+def buttons_in(shown: dict[str, Any], block_id: str) -> list[dict[str, Any]]:
+    [block] = [each for each in shown["blocks"] if each.get("block_id") == block_id]
+    return list(block["elements"])
+
+
+def actions_in(shown: dict[str, Any], block_id: str) -> list[str]:
+    """The action ids of one block."""
+    return [each["action_id"] for each in buttons_in(shown, block_id)]
+
+
+@contextlib.asynccontextmanager
+async def member_at_a_bot(
+    database_url: str, *, pages_url: str | None = None, viewers: frozenset[str] = frozenset()
+) -> AsyncIterator[Member]:
+    """Alice, in front of a bot that runs in this process."""
+    async with (
+        QuietSlack() as slack,
+        client_of(slack.url) as client,
+        bot_in_process(database_url, client, pages_url=pages_url, viewers=viewers) as url,
+        Caller(url) as caller,
+    ):
+        yield Member(bot=caller, slack=slack)
