@@ -116,10 +116,10 @@ class QuietSlack:
         return web.json_response({"ok": True, "view": {"id": "V2"}})
 
     async def _user(self, request: web.Request) -> web.Response:
-        user = (await request.post())["user"]
+        user = request.query["user"]
         if user not in self.zones:
             await asyncio.Event().wait()
-        return web.json_response({"ok": True, "user": {"id": user, "tz": self.zones[str(user)]}})
+        return web.json_response({"ok": True, "user": {"id": user, "tz": self.zones[user]}})
 
     async def _history(self, _: web.Request) -> web.Response:
         return web.json_response({"ok": True, "messages": list(self.messages.values()), "has_more": False})
