@@ -84,7 +84,7 @@ def home_view(contents: Contents, *, pages_url: str | None, said: Sequence[str] 
         {
             "type": "actions",
             "block_id": "top",
-            "elements": [button("new-claim", "New claim", "new", style="primary"), _refresh()],
+            "elements": [button("new-claim", "New claim", "new", "primary"), _refresh()],
         },
     ]
     if said:
@@ -201,7 +201,7 @@ def _bulk(rows: Sequence[Approval]) -> list[Block]:
         {
             "type": "actions",
             "block_id": "bulk",
-            "elements": [button("approve-selected", "Approve selected…", "selected", style="primary")],
+            "elements": [button("approve-selected", "Approve selected…", "selected", "primary")],
         },
     ]
 

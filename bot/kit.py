@@ -18,6 +18,7 @@ HEADER = 150
 SECTION_TEXT = 3000
 FIELD = 2000
 BUTTON = 75
+CONFIRM = 300
 HINT = 2000
 OPTION = 75
 
@@ -35,17 +36,6 @@ def date(at: datetime) -> str:
 def label(text: str) -> Block:
     """A line of our own words above what it is about."""
     return {"type": "context", "elements": [mrkdwn(text, FIELD)]}
-
-
-def button(action_id: str, text: str, value: str, *, style: str | None = None, confirm: Block | None = None) -> Block:
-    """One press that says this value."""
-    shown: Block = {"type": "button", "action_id": action_id, "text": told(text, BUTTON), "value": value}
-    return shown | ({"style": style} if style else {}) | ({"confirm": confirm} if confirm else {})
-
-
-def link_button(action_id: str, text: str, url: str) -> Block:
-    """A way to a page. Slack tells of its press, too, and wants that acknowledged."""
-    return {"type": "button", "action_id": action_id, "text": told(text, BUTTON), "url": url}
 
 
 def text_input(name: str, text: str, *, optional: bool = False, hint: str = "", **element: Any) -> Block:
@@ -104,6 +94,26 @@ def _fitted(text: str, longest: int, rest: str) -> str:
     while (room := room - len(escape(text[kept]))) >= 0:
         kept += 1
     return text[:kept] + rest
+
+
+def button(action_id: str, text: str, value: str, style: str | None = None, *, ask: str | None = None) -> Block:
+    """A button of ours. `ask` is what Slack asks back before it sends the press."""
+    made: Block = {"type": "button", "action_id": action_id, "text": told(text, BUTTON), "value": value}
+    if style:
+        made["style"] = style
+    if ask:
+        made["confirm"] = {
+            "title": told("Are you sure?", BUTTON),
+            "text": told(ask, CONFIRM),
+            "confirm": told(text.rstrip("…"), 30),
+            "deny": told("Cancel", 30),
+        }
+    return made
+
+
+def page_button(text: str, url: str) -> Block:
+    """A button that opens a page. Slack tells us of the press, too."""
+    return {"type": "button", "action_id": "page", "text": told(text, BUTTON), "url": url}
 
 
 def mrkdwn(text: str, longest: int) -> Block:

@@ -23,12 +23,10 @@ from bot.kit import (
     button,
     fitting,
     label,
-    link_button,
     mrkdwn,
     one_line,
-    plain,
+    page_button,
     safe,
-    told,
 )
 from bot.questions import subject_of
 from flow.inbox import place_named, place_of
@@ -152,14 +150,13 @@ def waiting_row(approval: Approval, *, place: str, pages_url: str | None, turn: 
     value = value_of(approval, **more)
     buttons: list[Block] = []
     if can_approve_here(approval):
-        ask = _confirm(approval) if approval.rank > 0 else None
-        buttons.append(button("approve", "Approve", value, style="primary", confirm=ask))
+        # Above the first tier one press is one too few.
+        ask = f"{one_line(about(approval))}. An approval is final." if approval.rank > 0 else None
+        buttons.append(button("approve", "Approve", value, "primary", ask=ask))
     elif approval.step_up and pages_url is not None:
-        buttons.append(
-            link_button("open-page", "Approve on the page…", f"{pages_url}/approvals/{approval.interrupt_id}")
-        )
+        buttons.append(page_button("Approve on the page…", f"{pages_url}/approvals/{approval.interrupt_id}"))
     if question_of(approval.request).can_reject:
-        buttons.append(button("reject", "Reject", value, style="danger"))
+        buttons.append(button("reject", "Reject", value, "danger"))
     buttons.append(button("details", "Details", value))
     text = f"{_headline(approval)}\n{_by(approval)}"
     if approval.step_up and pages_url is None:
@@ -210,16 +207,6 @@ def _outcome(approval: Approval) -> str:
     if approval.status == "pending":
         return f"{approval.approvals_given} of {approval.required} approvals"
     return approval.status
-
-
-def _confirm(approval: Approval) -> Block:
-    """Above the first tier one press is one too few."""
-    return {
-        "title": plain("Approve this?", 100),
-        "text": told(f"It is final, and may be paid at once: {one_line(about(approval))}", 300),
-        "confirm": plain("Approve", 30),
-        "deny": plain("Cancel", 30),
-    }
 
 
 # Paging

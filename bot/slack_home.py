@@ -136,6 +136,14 @@ async def _approve(body: dict[str, Any], chosen: Chosen, decide: Decide) -> tupl
 
 
 def _hear_lists(bolt: AsyncApp, desk: Desk, decide: Decide) -> None:
+    @bolt.middleware
+    async def forget_where_it_stands(body: dict[str, Any], next: Callable[[], Awaitable[None]]) -> None:  # noqa: A002
+        # Whatever hears a press takes its message for a copy of the card, and nobody can keep a private list true.
+        if is_in_list(body):
+            body["container"] = {**as_dict(body.get("container")), "message_ts": None}
+            body.pop("message", None)
+        await next()
+
     @bolt.command(COMMAND)
     async def hear_command(ack: AsyncAck, body: dict[str, Any]) -> BoltResponse | None:
         visitor = visitor_of(body)

@@ -26,7 +26,7 @@ from tests.command import Terminal
 from tests.home_door import Member, member_at_a_bot
 from tests.people import ALICE, BOB, CAROL, EVE, YES, ask, start_claim
 from tests.rows import all_rows, one_row, value
-from tests.test_pages import pages_in_process, path_of, signed_in_at_once
+from tests.test_pages import path_of
 
 
 @pytest.fixture

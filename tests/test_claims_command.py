@@ -99,7 +99,9 @@ async def test_a_press_in_a_list_is_decided_and_shown_in_its_place(alice: Member
     # Still on the second page.
     assert items_of(after, "list") == [ids[11]]
     assert taken_by_slack(after)
-    # The list is no copy of the card: nobody could keep it true.
+    # The list is no copy of the card, whatever is pressed in it: nobody could keep it true.
+    for action in ("reject", "details"):
+        assert (await alice.press_in_list(after, action, f"list-{ids[11]}")).status == 200
     assert await all_rows(conn, "SELECT * FROM messages") == []
 
 

@@ -105,7 +105,7 @@ async def test_what_takes_more_than_a_press_has_a_way_to_its_page_and_no_box(ali
     view = await alice.opened_home()
 
     assert home_findings(view) == []
-    assert actions_in(view, f"waits-{much}") == ["open-page", "reject", "details"]
+    assert actions_in(view, f"waits-{much}") == ["page", "reject", "details"]
     assert buttons_in(view, f"waits-{much}")[0]["url"] == f"{PAGES}/approvals/{much}"
     assert len(boxes_of(view)) == 2 and much not in "".join(boxes_of(view))
 
