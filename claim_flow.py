@@ -61,7 +61,8 @@ def start(
     from flow.model import CLAIM_FLOW
 
     inputs.parse_thread_id(thread_id)
-    requested_by = inputs.parse_text("--by", by, inputs.MAX_NAME, lines=False) or _user()
+    user = _user()
+    requested_by = inputs.parse_text("--by", by, inputs.MAX_NAME, lines=False) or user
     said = {"amount": amount, "currency": currency, "payee": payee, "note": note}
     fields = {name: value for name, value in said.items() if value is not None}
     if given is not None and fields:
@@ -77,7 +78,7 @@ def start(
         from flow.threads import insert_thread, wake
 
         new = filed(settings, flow_name or CLAIM_FLOW, filled)
-        async with _database(settings) as (url, conn):
+        async with _database(settings, acts=True) as (url, conn):
             thread = await insert_thread(
                 conn,
                 thread_id=thread_id,
@@ -85,6 +86,7 @@ def start(
                 flow_version=new.flow_version,
                 input=new.input,
                 requested_by=requested_by,
+                filed_by=user,
             )
             if thread.status == "unavailable" and thread.flow_version == new.flow_version:
                 # Here it is.
@@ -137,7 +139,7 @@ def resume(
     async def run(settings: Settings) -> None:
         from flow.approvals import decide
 
-        async with _database(settings) as (url, conn):
+        async with _database(settings, acts=True) as (url, conn):
             approval = await _approval_to_decide(conn, thread_id, interrupt_id)
             await decide(conn, approval.interrupt_id, person, said)
             await _advance_and_report(settings, url, conn, thread_id, as_json=as_json)
@@ -160,10 +162,11 @@ def withdraw(thread_id: str, reason: str, as_json: bool) -> None:
     person = Person(key=user, name=user, names=frozenset({user}), trusted=True)
 
     async def run(settings: Settings) -> None:
-        from flow import approvals
 
-        async with _database(settings) as (url, conn):
-            await approvals.withdraw(conn, thread_id, person, why)
+        from flow import changes
+
+        async with _database(settings, acts=True) as (url, conn):
+            await changes.withdraw(conn, thread_id, person, why)
             await _advance_and_report(settings, url, conn, thread_id, as_json=as_json)
 
     _run(run)
@@ -177,16 +180,13 @@ def retry(thread_id: str, as_json: bool) -> None:
     from flow import inputs
 
     inputs.parse_thread_id(thread_id)
+    user = _user()
 
     async def run(settings: Settings) -> None:
-        from flow.threads import thread_of, wake
+        from flow import threads
 
-        async with _database(settings) as (url, conn):
-            thread = await thread_of(conn, thread_id)
-            if thread.due_at is None and thread.status not in ("stuck", "unavailable"):
-                raise FlowError(f"thread {thread_id} is {thread.status}: there is nothing to try again")
-            async with conn.transaction():
-                await wake(conn, thread_id)
+        async with _database(settings, acts=True) as (url, conn):
+            await threads.retry(conn, thread_id, by=user)
             await _advance_and_report(settings, url, conn, thread_id, as_json=as_json)
 
     _run(run)
@@ -290,7 +290,7 @@ def work(once: bool) -> None:
         from flow.database import check_locks
         from flow.worker import Worker
 
-        async with _database(settings, checkpoints=True) as (url, conn):
+        async with _database(settings, checkpoints=True, acts=True) as (url, conn):
             await check_locks(url)
             worker = Worker(url, drive_timeout_s=settings.drive_timeout, stand_by=settings.stand_by)
             await worker.run_once()
@@ -388,7 +388,7 @@ def payments_resolve(thread_id: str, reference: str | None, not_paid: bool, as_j
     async def run(settings: Settings) -> None:
         from flow.payments import resolve
 
-        async with _database(settings) as (url, conn):
+        async with _database(settings, acts=True) as (url, conn):
             await resolve(conn, thread_id, reference=reference, by=user)
             await _advance_and_report(settings, url, conn, thread_id, as_json=as_json)
 
@@ -420,12 +420,12 @@ def link(thread_id: str, to: str, only_code: bool, revoke: bool, interrupt_id: s
         async with _database(settings) as (_url, conn):
             approval = await _approval_to_decide(conn, thread_id, interrupt_id)
             if revoke:
-                await links.revoke_link(conn, approval, person)
+                await links.revoke_link(conn, approval, person, by=user)
                 click.echo(f"{person.name} has no link to thread {thread_id} any more")
                 return
             _must_wait(approval)
             if only_code:
-                click.echo(f"code {await links.make_code(conn, approval, person)}")
+                click.echo(f"code {await links.make_code(conn, approval, person, by=user)}")
                 return
             step_up = links.wants_code(approval.request, settings.step_up_over)
             made = await links.make_link(conn, approval, person, by=user, with_code=step_up)
@@ -578,12 +578,13 @@ def tokens_list(as_json: bool) -> None:
 @click.argument("name")
 def tokens_revoke(name: str) -> None:
     """Refuse a token from now on."""
+    user = _user()
 
     async def run(settings: Settings) -> None:
         from flow.tokens import revoke_token
 
         async with _database(settings) as (_url, conn):
-            await revoke_token(conn, name)
+            await revoke_token(conn, name, by=user)
         click.echo(f"{name} is revoked")
 
     _run(run)
@@ -621,6 +622,7 @@ def webhooks_resend(event_id: int | None, dead: bool, endpoint: str | None) -> N
     """Send again, under the old id: one event, or every dead letter. An endpoint that was turned off is turned on."""
     if (event_id is None) != dead or (event_id is not None and endpoint is None):
         raise click.UsageError("say --event ID --endpoint NAME, or --dead")
+    user = _user()
 
     async def run(settings: Settings) -> None:
         from flow.database import Lock, is_present
@@ -628,16 +630,84 @@ def webhooks_resend(event_id: int | None, dead: bool, endpoint: str | None) -> N
 
         async with _database(settings) as (url, conn):
             if event_id is not None and endpoint is not None:
-                await resend_event(conn, event_id, endpoint)
+                await resend_event(conn, event_id, endpoint, by=user)
                 count = 1
             else:
-                count = await resend_dead(conn, endpoint)
+                count = await resend_dead(conn, endpoint, by=user)
             click.echo(f"{count} to be sent again")
             if not await is_present(conn, Lock.WEBHOOKS):
                 sent, failed = await _deliver_webhooks(settings, url, within_s=300.0)
                 _report_sent(sent, failed)
 
     _log_for_people()
+    _run(run)
+
+
+@cli.group(invoke_without_command=True)
+@click.option("--thread", "thread_id", metavar="ID", help="Only of this thread.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most this many.")
+@_json
+@click.pass_context
+def audit(context: click.Context, thread_id: str | None, limit: int, as_json: bool) -> None:
+    """Who did what, through which door: the newest rows of the audit log."""
+    from flow import inputs
+
+    if context.invoked_subcommand is not None:
+        return
+    if thread_id is not None:
+        inputs.parse_thread_id(thread_id)
+
+    async def run(settings: Settings) -> None:
+        from flow.audit import latest_entries
+        from flow.show import print_audit
+
+        async with _database(settings) as (_url, conn):
+            found = await latest_entries(conn, thread_id=thread_id, limit=limit)
+        if as_json:
+            _print_json([entry.as_json() for entry in found])
+        else:
+            print_audit(found)
+
+    _run(run)
+
+
+@audit.command("verify")
+@click.option("--head", metavar="HEAD", help="A head of earlier, as this command printed it: is it still in the chain?")
+@_json
+def audit_verify(head: str | None, as_json: bool) -> None:
+    """Seal what is written, then read all of it: was a row changed, taken out, moved or cut off? Exit 1 if so."""
+
+    async def run(settings: Settings) -> None:
+        from flow.audit import Head, verify
+
+        noted = Head.parse(head) if head is not None else None
+        async with _database(settings) as (_url, conn):
+            found = await verify(conn, noted=noted)
+        if as_json:
+            _print_json(found.as_json())
+        elif found.wrong is None:
+            click.echo(found.in_words())
+        if found.wrong is not None:
+            raise FlowError(found.wrong)
+
+    _run(run)
+
+
+@audit.command("export")
+@click.option(
+    "--from", "start", type=click.IntRange(1), default=1, metavar="POSITION", help="Where in the chain to begin."
+)
+def audit_export(start: int) -> None:
+    """Every sealed row as a line of JSON, in the order of the chain: what comes later is always further down."""
+
+    async def run(settings: Settings) -> None:
+        from flow.audit import chain, seal_all
+
+        async with _database(settings) as (_url, conn):
+            await seal_all(conn)
+            async for sealed in chain(conn, start=start):
+                click.echo(sealed.as_line())
+
     _run(run)
 
 
@@ -726,13 +796,18 @@ def demo(click_too: bool) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _database(settings: Settings, *, checkpoints: bool = False) -> AsyncIterator[tuple[str, Connection]]:
-    """The database, with our tables (and LangGraph's, for `checkpoints`) up to date: its URL and one connection."""
+async def _database(
+    settings: Settings, *, checkpoints: bool = False, acts: bool = False
+) -> AsyncIterator[tuple[str, Connection]]:
+    """The database, with our tables (and LangGraph's, for `checkpoints`) up to date: its URL and one connection.
+
+    `acts`: the command drives or decides, so the policy that it goes by belongs in the audit log.
+    """
     from flow.database import connect, database_url, ensure_schema
 
     url = database_url(settings)
     async with await connect(url, "door") as conn:
-        await ensure_schema(url, conn)
+        await ensure_schema(url, conn, by=_user())
         if checkpoints:
             from flow.drive import ensure_checkpoint_tables
 
@@ -742,6 +817,11 @@ async def _database(settings: Settings, *, checkpoints: bool = False) -> AsyncIt
 
             # Whoever files the first claim knows of them, not only who delivers.
             await add_endpoints(conn, settings.webhook_url_of)
+        if acts:
+            from flow.audit import record_policy
+            from flow.policy import policy_of
+
+            await record_policy(conn, policy_of(settings), by=_user())
         yield url, conn
 
 
@@ -928,7 +1008,7 @@ def _serve(*, web: bool, worker: bool) -> None:
     async def run(settings: Settings) -> None:
         from bot.server import run_services, stop_on_signals
 
-        async with _database(settings, checkpoints=worker) as (url, _conn):
+        async with _database(settings, checkpoints=worker, acts=True) as (url, _conn):
             pass
         await run_services(settings, url, stop_on_signals(), web=web, worker=worker)
 

@@ -23,6 +23,7 @@ from bot.pool import Pool, on_pool
 from bot.problems import Problem, answer_problems, problem_of
 from bot.webhooks import Endpoint, is_webhook, sender_of
 from flow import approvals, inputs, payments, threads
+from flow.changes import withdraw
 from flow.database import Connection
 from flow.errors import BadInput, FlowError, KeyReused, NotAllowed, ThreadExists
 from flow.events import events_after
@@ -219,6 +220,7 @@ async def start_thread(call: Call) -> Answer:
                 flow_version=new.flow_version,
                 input=new.input,
                 requested_by=requested_by,
+                filed_by=token.key,
             )
             if thread.requested_by != requested_by:
                 raise Problem(409, f"thread {asked.thread} was started before by somebody else")
@@ -292,7 +294,7 @@ async def withdraw_thread(call: Call) -> Answer:
     reason = inputs.parse_text("reason", asked.reason, inputs.MAX_NOTE)
 
     async def take_back(conn: Connection) -> dict[str, Any]:
-        await approvals.withdraw(conn, thread_id, _person_of(token, None), reason)
+        await withdraw(conn, thread_id, _person_of(token, None), reason)
         [story] = await stories_of(conn, [await threads.thread_of(conn, thread_id)])
         return story.as_json()
 

@@ -160,7 +160,12 @@ def alarm(thread: Thread, failures: Sequence[tuple[str, str]]) -> str | None:
         lines.append(f"Nobody knows whether it was paid: {why}.")
         lines.append(f"Ask the provider, then `claim_flow.py payments resolve {id_} --paid REF` or `--not-paid`")
     for kind, error in failures:
-        if kind == "mail":
+        if kind == "tampered":
+            lines.append(
+                f"Its request {safe(error, _WHY)} was changed in the database after it was asked, and nobody can decide"
+                f" it: `claim_flow.py withdraw --thread {id_}`, then find out who has such access"
+            )
+        elif kind == "mail":
             lines.append(f"A mail cannot be delivered ({safe(error, _WHY)}): give them a link by `claim_flow.py link`")
         else:
             lines.append(f"Slack refuses its {kind}: {safe(error, _WHY)}. Then `claim_flow.py deliver`")

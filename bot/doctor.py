@@ -68,7 +68,7 @@ async def _database(settings: Settings) -> tuple[str | None, Finding]:
     try:
         url = database_url(settings)
         async with await connect(url, "door") as conn:
-            await ensure_schema(url, conn)
+            await ensure_schema(url, conn, by="doctor")
             where = "embedded" if settings.database_url is None else "DATABASE_URL"
             version = conn.info.server_version
             found = f"Postgres {version // 10000}.{version % 10000} ({where}), tables up to date"

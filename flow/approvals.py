@@ -6,7 +6,8 @@ the verdict, wakes the thread and changes the cards in one transaction; the door
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -14,23 +15,23 @@ from typing import Any
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from flow import mails, notices, reminders, threads
+from flow import audit, mails, notices, reminders, threads
 from flow.database import Connection, Page, newest
 from flow.delegations import with_absent
 from flow.errors import (
     AlreadyDecided,
     ApprovalExpired,
+    FlowError,
     GroupsUnknown,
     NotAllowed,
-    NothingToDecide,
     PageNeeded,
     StaleRequest,
     Tampered,
     UnknownApproval,
 )
 from flow.events import facts_of_approval, record_events
-from flow.model import Approval, Decision, EventType, Person, Thread, Verdict
-from flow.policy import Tier, is_requester
+from flow.model import Approval, ApprovalEventType, Decision, Person, Thread, Verdict
+from flow.policy import Tier
 from flow.questions import bare, checked_answer, question_of
 from flow.standing import Standing, check_person, escalates
 from flow.text import bare_name, canonical
@@ -38,9 +39,13 @@ from flow.text import bare_name, canonical
 COLUMNS = sql.SQL(
     "interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers, required, status, requested_at,"
     " expires_at, settled_at, withdrawn_by, withdrawn_why, rank, on_expiry, escalate_to, expires_after_s, escalated_at,"
-    " self_approval, step_up, post_to, channel, changed_to, changed_by, raised_by,"
+    " self_approval, step_up, post_to, channel, changed_to, changed_by,"
+    " changed_why, raised_by,"
     " fingerprint = approval_fingerprint(approvals) AS whole"
 )
+# What somebody is told instead of having decided; a value that cannot be used is none of these.
+_REFUSALS = (NotAllowed, StaleRequest, PageNeeded, Tampered, ApprovalExpired, AlreadyDecided)
+
 _DECISION = "person, person_name, verdict, door, reason, decided_at, answer, for_person, for_name, listed_as, void"
 
 
@@ -55,8 +60,8 @@ async def request_approval(
         sql.SQL(
             "INSERT INTO approvals (interrupt_id, thread_id, tier, request, request_hash, requested_by, raised_by,"
             " approvers, required, rank, expires_after_s, on_expiry, escalate_to, self_approval, step_up, post_to,"
-            " channel, requested_at, expires_at) SELECT %s, thread_id, %s, %s, %s, %s, coalesce(raised_by, '{{}}'), %s, %s, %s, %s,"
-            " %s, %s, %s, %s, %s, %s, now, now + %s * interval '1 second'"
+            " channel, requested_at, expires_at) SELECT %s, thread_id, %s, %s, %s, %s, coalesce(raised_by, '{{}}'), %s,"
+            " %s, %s, %s, %s, %s, %s, %s, %s, %s, now, now + %s * interval '1 second'"
             " FROM threads, clock_timestamp() AS now WHERE thread_id = %s"
             " ON CONFLICT (interrupt_id) DO NOTHING RETURNING {}"
         ).format(COLUMNS),
@@ -85,7 +90,17 @@ async def request_approval(
         if tier.remind_every_s:
             every_s, hours = tier.remind_every_s, tier.working_hours
             await reminders.schedule(conn, interrupt_id, row["requested_at"], every_s=every_s, hours=hours)
-        await record_changes(conn, _approval(row, ()), "approval.requested")
+        rules = {"approvers": list(tier.approvers), "required": tier.required}
+        by = f"flow:{thread.flow}"
+        await record_changes(
+            conn,
+            _approval(row, ()),
+            "approval.requested",
+            who=by,
+            door="flow",
+            for_whom=thread.requested_by,
+            data=rules,
+        )
         await mails.ask_by_mail(conn, interrupt_id, tier.approvers, requested_by=thread.requested_by)
 
 
@@ -96,11 +111,21 @@ async def supersede(conn: Connection, thread_id: str, *, keep: Sequence[str]) ->
     """
     rows = await conn.execute(
         "UPDATE approvals SET status = 'superseded', settled_at = clock_timestamp()"
-        " WHERE thread_id = %s AND status = 'pending' AND interrupt_id <> ALL(%s) RETURNING interrupt_id",
+        " WHERE thread_id = %s AND status = 'pending' AND interrupt_id <> ALL(%s) RETURNING interrupt_id, request_hash",
         (thread_id, list(keep)),
     )
     for row in await rows.fetchall():
-        await notices.change_card(conn, row["interrupt_id"])
+        interrupt_id = row["interrupt_id"]
+        await notices.change_card(conn, interrupt_id)
+        await audit.record(
+            conn,
+            "approval.superseded",
+            who="flow",
+            door="flow",
+            thread_id=thread_id,
+            interrupt_id=interrupt_id,
+            shown=row["request_hash"],
+        )
 
 
 async def approval_of(conn: Connection, interrupt_id: str, *, lock: bool = False) -> Approval:
@@ -194,13 +219,12 @@ async def decide(conn: Connection, interrupt_id: str, person: Person, verdict: V
     decide, records nothing and succeeds. Raises UnknownApproval, NotAllowed, StaleRequest, PageNeeded, Tampered,
     ApprovalExpired, or AlreadyDecided if the approval was settled the other way.
     """
-    async with conn.transaction():
+    async with (
+        refusals_kept(conn, interrupt_id, person, door=verdict.door, shown=verdict.request_hash),
+        conn.transaction(),
+    ):
         approval = await approval_of(conn, interrupt_id, lock=True)
-        if not approval.whole:
-            raise Tampered(interrupt_id)
-        standing = await _standing(conn, approval, person)
-        if verdict.request_hash not in (None, approval.request_hash):
-            raise StaleRequest(interrupt_id)
+        standing = await _checked(conn, approval, person, verdict.request_hash)
         if approval.status != "pending":
             _check_same(approval, verdict)
             return Decided(approval=approval, recorded=False)
@@ -213,45 +237,72 @@ async def decide(conn: Connection, interrupt_id: str, person: Person, verdict: V
             return Decided(approval=approval, recorded=False)
         others = [other for other in approval.decisions if other.person != decision.person]
         approval = await settle_if_decided(conn, replace(approval, decisions=(*others, decision)))
-        settled: tuple[EventType, ...] = () if approval.status == "pending" else ("approval.decided",)
-        await record_changes(conn, approval, "approval.voted", *settled)
+        settled: tuple[ApprovalEventType, ...] = () if approval.status == "pending" else ("approval.decided",)
+        await record_changes(
+            conn,
+            approval,
+            "approval.voted",
+            *settled,
+            who=person.key,
+            door=verdict.door,
+            for_whom=decision.for_person,
+            data=_said(decision),
+        )
         return Decided(approval=approval, recorded=True)
 
 
-async def withdraw(conn: Connection, thread_id: str, person: Person, reason: str = "") -> None:
-    """Take back what a thread waits for, in a transaction of its own: its flow hears of it, and a claim ends unpaid.
+@contextlib.asynccontextmanager
+async def refusals_kept(
+    conn: Connection, interrupt_id: str, person: Person, *, door: str, shown: str | None
+) -> AsyncIterator[None]:
+    """Whoever is refused is kept in the audit log, after what they began was rolled back.
 
-    Whoever asked may, and the command line. Safe to repeat: what was taken back before is a success that records
-    nothing. Raises NotAllowed, NothingToDecide, UnknownThread.
+    The first who is about to decide a request that was changed past us has the operators told.
     """
-    async with conn.transaction():
-        thread = await threads.thread_of(conn, thread_id)
-        if not person.trusted and not is_requester(thread.requested_by, person):
-            raise NotAllowed(person.name, "only whoever asked for it takes a request back")
-        rows = await conn.execute(
-            sql.SQL(
-                "UPDATE approvals SET status = 'withdrawn', settled_at = clock_timestamp(), withdrawn_by = %s,"
-                " withdrawn_why = %s WHERE interrupt_id IN (SELECT interrupt_id FROM approvals"
-                " WHERE thread_id = %s AND status = 'pending' ORDER BY interrupt_id FOR UPDATE) RETURNING {}"
-            ).format(COLUMNS),
-            (person.key, reason, thread_id),
-        )
-        withdrawn = await with_decisions(conn, await rows.fetchall())
-        if not withdrawn:
-            await _check_withdrawn(conn, thread)
-            return
-        await threads.wake(conn, thread_id)
-        for approval in withdrawn:
-            await notices.change_card(conn, approval.interrupt_id)
-            await record_changes(conn, approval, "approval.withdrawn")
+    try:
+        yield
+    except GroupsUnknown:
+        # Not refused yet.
+        raise
+    except _REFUSALS as exc:
+        async with conn.transaction():
+            approval = await approval_of(conn, interrupt_id, lock=isinstance(exc, Tampered))
+            kinds: list[audit.AuditKind] = ["approval.refused"]
+            if isinstance(exc, Tampered) and not await audit.has(conn, approval.thread_id, "approval.tampered"):
+                kinds.append("approval.tampered")
+                await notices.raise_alarm(conn, approval.thread_id)
+            await audit.record(
+                conn,
+                *kinds,
+                who=person.key,
+                door=door,
+                thread_id=approval.thread_id,
+                interrupt_id=interrupt_id,
+                shown=shown,
+                data={"name": person.name, "why": str(exc), "status": approval.status},
+            )
+        raise
 
 
-async def _check_withdrawn(conn: Connection, thread: Thread) -> None:
-    """Pass if the last request of the thread was taken back before."""
-    asked = (await approvals_of(conn, [thread.thread_id]))[thread.thread_id]
-    if not asked or asked[-1].status != "withdrawn":
-        was = f"its last request was {asked[-1].status}" if asked else f"it is {thread.status}"
-        raise NothingToDecide(thread.thread_id, was)
+async def check_decidable(
+    conn: Connection, approval: Approval, person: Person, *, request_hash: str | None
+) -> Standing:
+    """As whom this person can decide this now. The caller holds its row. Raises whatever `decide` does."""
+    standing = await _checked(conn, approval, person, request_hash)
+    if approval.status != "pending":
+        raise _settled_otherwise(approval)
+    await _check_time(conn, approval)
+    return standing
+
+
+async def _checked(conn: Connection, approval: Approval, person: Person, request_hash: str | None) -> Standing:
+    """Whether this person decides what they were shown, as it was asked."""
+    if not approval.whole:
+        raise Tampered(approval.interrupt_id)
+    standing = await _standing(conn, approval, person)
+    if request_hash not in (None, approval.request_hash):
+        raise StaleRequest(approval.interrupt_id)
+    return standing
 
 
 async def _standing(conn: Connection, approval: Approval, person: Person) -> Standing:
@@ -289,10 +340,15 @@ def _check_same(approval: Approval, verdict: Verdict) -> None:
     same = by is not None and (verdict.answer is None or canonical(bare(verdict.answer)) == canonical(by.answer))
     if same and approval.status == {"approve": "approved", "reject": "rejected"}[verdict.verdict]:
         return
+    raise _settled_otherwise(approval)
+
+
+def _settled_otherwise(approval: Approval) -> FlowError:
     if approval.status == "expired" and approval.settled_at is not None:
-        raise ApprovalExpired(approval.interrupt_id, approval.expires_at or approval.settled_at)
-    who = by.person_name if by else approval.withdrawn_by or "the flow"
-    raise AlreadyDecided(approval.interrupt_id, approval.status, who, approval.settled_at)
+        return ApprovalExpired(approval.interrupt_id, approval.expires_at or approval.settled_at)
+    by = approval.settled_by
+    who = by.who if by else approval.withdrawn_by or approval.changed_by or "the flow"
+    return AlreadyDecided(approval.interrupt_id, approval.status, who, approval.settled_at)
 
 
 async def _check_time(conn: Connection, approval: Approval) -> None:
@@ -380,7 +436,33 @@ def _approval(row: dict[str, Any], decisions: Sequence[Decision]) -> Approval:
     return Approval(**row | lists | {"decisions": tuple(decisions)})
 
 
-async def record_changes(conn: Connection, approval: Approval, *types: EventType) -> None:
-    """This has happened to the approval, as it is now."""
-    data = facts_of_approval(approval)
-    await record_events(conn, approval.thread_id, *types, data=data, interrupt_id=approval.interrupt_id)
+async def record_changes(
+    conn: Connection,
+    approval: Approval,
+    *types: ApprovalEventType,
+    who: str,
+    door: str,
+    for_whom: str | None = None,
+    data: dict[str, Any] | None = None,
+) -> None:
+    """This has happened to the approval, as it is now: for programs, and for the audit log."""
+    facts = facts_of_approval(approval)
+    await record_events(conn, approval.thread_id, *types, data=facts, interrupt_id=approval.interrupt_id)
+    await audit.record(
+        conn,
+        *types,
+        who=who,
+        door=door,
+        thread_id=approval.thread_id,
+        interrupt_id=approval.interrupt_id,
+        for_whom=for_whom,
+        shown=approval.request_hash,
+        data={"tier": approval.tier, "status": approval.status} | (data or {}),
+    )
+
+
+def _said(decision: Decision) -> dict[str, Any]:
+    """A vote in the audit log. Nobody on the list, at the command line, overrides it."""
+    override = {"override": True} if decision.listed_as is None else {"listed_as": decision.listed_as}
+    answer = {"answer": decision.answer} if decision.answer is not None else {}
+    return {"name": decision.who, "verdict": decision.verdict, "reason": decision.reason} | override | answer

@@ -2,7 +2,8 @@
 
     intake    asks the model for advice, once
     decide    asks the policy which tiers must approve, once, and keeps the answer in the state
-    approve   waits for one tier; a conditional edge sends the thread through it again for the next one
+    approve   waits for one tier; a conditional edge sends the thread through it again for the next one, or back to
+              `decide` with another amount
     pay       pays, after checking that exactly this was approved
 
 State is short plain scalars: strings are copied into every checkpoint, so the note stays in the thread's row. Whatever
@@ -33,7 +34,7 @@ from flow.threads import thread_of
 
 
 class State(TypedDict, total=False):
-    """`tiers` is a list of Tier fields; `tier` counts those that have approved."""
+    """`tiers` is a list of Tier fields; `tier` counts those that have approved. `changed`: not the amount as filed."""
 
     thread_id: str
     amount: str
@@ -42,6 +43,7 @@ class State(TypedDict, total=False):
     tiers: list[dict[str, Any]]
     tier: int
     needs_review: bool
+    changed: bool
     approved: bool
     reference: str
 
@@ -55,8 +57,8 @@ async def intake(state: State, runtime: Runtime[Pen]) -> State:
 async def decide(state: State, runtime: Runtime[Pen]) -> State:
     policy, claim = runtime.context.policy, _claim_of(state)
     tiers = policy.tiers_of(claim)
-    if not tiers and state["needs_review"]:
-        # The one thing that advice can do: add an approval.
+    if not tiers and (state["needs_review"] or state.get("changed")):
+        # The one thing that advice can do: add an approval. And what somebody has changed, somebody has to approve.
         tiers = policy.review_tiers(claim)
     return {"tiers": [tier.as_state() for tier in tiers], "approved": not tiers}
 
@@ -66,6 +68,9 @@ async def approve(state: State) -> State:
     verdict = interrupt(_request_of(state))
     # Strictly: a truthy answer of any other shape is not an approval.
     approved = isinstance(verdict, dict) and verdict.get("approved") is True
+    if isinstance(verdict, dict) and verdict.get("changed") and not approved:
+        # Another claim by now: back to the policy, with no tier asked.
+        return {"amount": verdict["changed"]["amount"], "changed": True, "approved": False, "tiers": [], "tier": 0}
     return {"approved": approved, "tier": state["tier"] + 1}
 
 
@@ -89,7 +94,7 @@ async def _check_approved(conn: Connection, state: State, claim: Claim) -> None:
     """
     thread_id = state["thread_id"]
     thread = await thread_of(conn, thread_id)
-    if replace(Claim.of_input(thread.input), note="") != claim:
+    if replace(Claim.of_input(thread.asks_for), note="") != claim:
         raise NotApproved(f"not paid: {claim.amount} {claim.currency} is not the claim that was filed")
     approvals = (await approvals_of(conn, [thread_id]))[thread_id]
     granted = {approval.tier for approval in approvals if _grants(approval, claim, thread.flow_version)}
@@ -125,7 +130,7 @@ def build() -> StateGraph[State, Pen]:
     graph.add_edge(START, "intake")
     graph.add_edge("intake", "decide")
     graph.add_conditional_edges("decide", _after_a_tier, ["approve", "pay", END])
-    graph.add_conditional_edges("approve", _after_a_tier, ["approve", "pay", END])
+    graph.add_conditional_edges("approve", _after_approval, ["approve", "decide", "pay", END])
     graph.add_edge("pay", END)
     return graph
 
@@ -134,6 +139,10 @@ def _after_a_tier(state: State) -> str:
     if state["tier"] > 0 and not state["approved"]:
         return END
     return "approve" if state["tier"] < len(state["tiers"]) else "pay"
+
+
+def _after_approval(state: State) -> str:
+    return _after_a_tier(state) if state["tiers"] else "decide"
 
 
 def _request_of(state: State) -> dict[str, Any]:

@@ -39,6 +39,9 @@ _SILENCE_S = 10.0
 
 _CHANNEL = "claim_flow"
 
+# The migration that makes the audit log.
+_FIRST_AUDITED = 13
+
 # First half of our two-integer advisory keys ("clfl"); thread locks use the one-bigint space, so they never meet.
 _LOCK_CLASS = 0x636C666C
 # The same for "I drive this flow" ("clff").
@@ -54,6 +57,7 @@ class Lock(IntEnum):
     SELF_TEST = 4
     EVENTS = 5
     WEBHOOKS = 6
+    AUDIT = 7
 
 
 # What every connection of ours is. LangGraph's saver needs autocommit and dict rows.
@@ -156,11 +160,17 @@ def newest(columns: tuple[str, str], before: tuple[datetime, str] | None) -> Pag
 # Migrations
 
 
-async def ensure_schema(url: str, conn: Connection) -> None:
-    """Bring our tables up to date; one SELECT when they are. Safe in any number of processes at once."""
+async def ensure_schema(url: str, conn: Connection, *, by: str = "python") -> None:
+    """Bring our tables up to date; one SELECT when they are. Safe in any number of processes at once.
+
+    `by`: who is to be named in the audit log.
+    """
     known = _migrations()
     if await _schema_version(conn) >= known[-1][0]:
         return
+    # It needs a connection itself.
+    from flow.audit import door_of, record
+
     async with await connect(url, "drive") as own, exclusively(own, Lock.MIGRATION):
         await own.execute(
             "CREATE TABLE IF NOT EXISTS claim_flow_migrations ("
@@ -172,6 +182,9 @@ async def ensure_schema(url: str, conn: Connection) -> None:
                 async with own.transaction():
                     await own.execute(statements.encode(), prepare=False)
                     await own.execute("INSERT INTO claim_flow_migrations (version) VALUES (%s)", (version,))
+                    if version >= _FIRST_AUDITED:
+                        data = {"version": version}
+                        await record(own, "database.migrated", who=by, door=door_of(by), data=data)
 
 
 @contextlib.asynccontextmanager
@@ -195,6 +208,13 @@ async def exclusively(conn: Connection, lock: Lock) -> AsyncIterator[None]:
 async def lock_until_commit(conn: Connection, lock: Lock) -> None:
     """Hold one of our locks alone until the surrounding transaction ends."""
     await conn.execute("SELECT pg_advisory_xact_lock(%s, %s)", (_LOCK_CLASS, lock))
+
+
+async def try_lock_until_commit(conn: Connection, lock: Lock) -> bool:
+    """The same, if nobody has it."""
+    row = await (await conn.execute("SELECT pg_try_advisory_xact_lock(%s, %s) AS got", (_LOCK_CLASS, lock))).fetchone()
+    assert row is not None
+    return bool(row["got"])
 
 
 def _migrations() -> list[tuple[int, str]]:

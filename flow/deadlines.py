@@ -50,7 +50,7 @@ async def _escalate(conn: Connection, approval: Approval) -> None:
     await notices.change_card(conn, approval.interrupt_id)
     await notices.remind(conn, approval.interrupt_id, approval.thread_id)
     await mails.ask_by_mail(conn, approval.interrupt_id, approval.escalate_to, requested_by=approval.requested_by)
-    await approvals.record_changes(conn, escalated, "approval.escalated")
+    await approvals.record_changes(conn, escalated, "approval.escalated", who="clock", door="clock")
 
 
 async def _expire(conn: Connection, overdue: Sequence[Approval]) -> None:
@@ -64,5 +64,5 @@ async def _expire(conn: Connection, overdue: Sequence[Approval]) -> None:
         assert row is not None
         await notices.change_card(conn, approval.interrupt_id)
         expired = replace(approval, status="expired", settled_at=row["settled_at"])
-        await approvals.record_changes(conn, expired, "approval.expired")
+        await approvals.record_changes(conn, expired, "approval.expired", who="clock", door="clock")
         await threads.wake(conn, approval.thread_id)

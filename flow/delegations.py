@@ -10,9 +10,11 @@ import re
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time, timedelta, tzinfo
 
+from flow import audit
 from flow.database import Connection, ring
 from flow.errors import BadInput
 from flow.model import Absent, Person
+from flow.policy import is_group
 from flow.text import bare_name
 
 LONGEST = timedelta(days=90)
@@ -37,35 +39,44 @@ class Delegation:
 async def away(conn: Connection, person: Person, *, to: str, until: datetime, made_by: str) -> Delegation:
     """Let whoever has the name `to` decide for this person until then, in the place of anybody before.
 
-    `to` is written as approvers are. Belongs in a transaction of the caller's. Raises BadInput.
+    `to` is written as approvers are. User groups are not handed over: who is in them is Slack's to say. Belongs in a
+    transaction of the caller's. Raises BadInput.
     """
     if bare_name(to) in set(map(bare_name, person.names)):
         raise BadInput("the delegate", to, "it must be somebody else")
+    names = {name for name in person.names if not is_group(name)}
     now = await _now(conn)
     if not now < until <= now + LONGEST:
         raise BadInput("until", until.isoformat(), f"it must be later than now, and at most {LONGEST.days} days away")
-    await end(conn, person)
+    await end(conn, person, by=made_by)
     rows = await conn.execute(
         "INSERT INTO delegations (person, person_name, names, delegate, made_by, until) VALUES (%s, %s, %s, %s, %s, %s)"
         " RETURNING id, person, person_name, names, delegate, made_by, made_at, until",
-        (person.key, person.name, sorted(person.names), to, made_by, until),
+        (person.key, person.name, sorted(names), to, made_by, until),
     )
     row = await rows.fetchone()
     assert row is not None
+    data = {"delegate": to, "until": until.isoformat()}
+    await audit.record(
+        conn, "delegation.made", who=made_by, door=audit.door_of(made_by), for_whom=person.key, data=data
+    )
     await ring(conn)
     return _delegation(row)
 
 
-async def end(conn: Connection, person: Person) -> bool:
+async def end(conn: Connection, person: Person, *, by: str) -> bool:
     """The person is back: nobody decides for them any more. False if nobody did."""
     rows = await conn.execute(
         "UPDATE delegations SET ended_at = clock_timestamp() WHERE person = ANY(%s) AND ended_at IS NULL"
-        " RETURNING until > clock_timestamp() AS held",
+        " RETURNING person, delegate, until > clock_timestamp() AS held",
         (sorted(person.names),),
     )
-    ended = await rows.fetchall()
+    ended = [row for row in await rows.fetchall() if row["held"]]
+    for row in ended:
+        data = {"delegate": row["delegate"]}
+        await audit.record(conn, "delegation.ended", who=by, door=audit.door_of(by), for_whom=row["person"], data=data)
     await ring(conn)
-    return any(row["held"] for row in ended)
+    return bool(ended)
 
 
 async def current(conn: Connection, *, limit: int = 100) -> list[Delegation]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from flow.audit import door_of, record
 from flow.database import Connection, ring
 from flow.errors import UnknownEndpoint, UnknownEvent
 from flow.events import lock_events
@@ -133,7 +134,7 @@ async def turn_off(conn: Connection, delivery: Delivery, reason: str) -> None:
         )
 
 
-async def resend_event(conn: Connection, event_id: int, endpoint: str) -> None:
+async def resend_event(conn: Connection, event_id: int, endpoint: str, *, by: str) -> None:
     """Have the event sent to the endpoint now, under its old id, whatever became of it; turns the endpoint on.
 
     Also one from before the endpoint was heard of. Raises UnknownEndpoint, UnknownEvent.
@@ -149,9 +150,11 @@ async def resend_event(conn: Connection, event_id: int, endpoint: str) -> None:
             f" ON CONFLICT (endpoint, event_id) DO UPDATE {_FROM_THE_START} WHERE d.status <> 'sending'",
             (endpoint, event_id),
         )
+        data = {"event": event_id, "endpoints": [endpoint]}
+        await record(conn, "webhook.resent", who=by, door=door_of(by), data=data)
 
 
-async def resend_dead(conn: Connection, endpoint: str | None = None) -> int:
+async def resend_dead(conn: Connection, endpoint: str | None = None, *, by: str) -> int:
     """Have every dead letter (of this endpoint) sent now, each under its old id; how many. Turns the endpoints on.
 
     Raises UnknownEndpoint.
@@ -166,6 +169,9 @@ async def resend_dead(conn: Connection, endpoint: str | None = None) -> int:
         )
         names = [row["endpoint"] for row in await resent.fetchall()]
         await _turn_on(conn, sorted(set(names)))
+        if names or endpoint:
+            data = {"count": len(names), "endpoints": sorted({*names} | ({endpoint} if endpoint else set()))}
+            await record(conn, "webhook.resent", who=by, door=door_of(by), data=data)
         return len(names)
 
 

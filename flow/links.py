@@ -19,6 +19,7 @@ from psycopg import sql
 
 from flow import approvals
 from flow.approvals import Decided
+from flow.audit import AuditKind, door_of, record
 from flow.database import Connection, ring
 from flow.errors import CodeWrong, LinkGone, NoLink
 from flow.inputs import mail_person
@@ -80,7 +81,7 @@ async def make_link(conn: Connection, approval: Approval, person: Person, *, by:
     async with conn.transaction():
         # Two at once would both find nothing to revoke.
         await approvals.approval_of(conn, approval.interrupt_id, lock=True)
-        await _revoke(conn, approval.interrupt_id, person)
+        replaced = await _revoke(conn, approval.interrupt_id, person)
         row = await (
             await conn.execute(
                 "INSERT INTO links (interrupt_id, person, tokens_sha256, made_by) VALUES (%s, %s, %s, %s) RETURNING id",
@@ -90,11 +91,12 @@ async def make_link(conn: Connection, approval: Approval, person: Person, *, by:
         assert row is not None
         if code is not None:
             await _set_code(conn, row["id"], code)
+        await _audit(conn, "link.made", approval, person, by, with_code=with_code, replaces_another=replaced)
         await ring(conn)
     return NewLink(token=token, code=code)
 
 
-async def make_code(conn: Connection, approval: Approval, person: Person) -> str:
+async def make_code(conn: Connection, approval: Approval, person: Person, *, by: str) -> str:
     """A new code, with five new tries, for the open link that this person has. Raises NoLink."""
     code = _new_code()
     async with conn.transaction():
@@ -106,14 +108,16 @@ async def make_code(conn: Connection, approval: Approval, person: Person) -> str
         if row is None:
             raise NoLink(approval.thread_id, person.name)
         await _set_code(conn, row["id"], code)
+        await _audit(conn, "link.code_made", approval, person, by)
     return code
 
 
-async def revoke_link(conn: Connection, approval: Approval, person: Person) -> None:
+async def revoke_link(conn: Connection, approval: Approval, person: Person, *, by: str) -> None:
     """Refuse the link that this person has from now on. Raises NoLink."""
     async with conn.transaction():
         if not await _revoke(conn, approval.interrupt_id, person):
             raise NoLink(approval.thread_id, person.name)
+        await _audit(conn, "link.revoked", approval, person, by)
         await ring(conn)
 
 
@@ -128,12 +132,15 @@ async def spend(conn: Connection, token: str, verdict: Verdict, *, code: str, st
     Safe to repeat: the verdict that the link was spent on records nothing and succeeds. Raises LinkGone, CodeWrong
     (the try is counted), and whatever `decide` raises; then the link is as it was.
     """
-    async with conn.transaction():
-        link = await _link(conn, token, lock=False)
-        if link is not None:
-            # First the approval, then the link, as whoever makes a link does.
-            await approvals.approval_of(conn, link.interrupt_id, lock=True)
-            link = await _link(conn, token, lock=True)
+    found = await _link(conn, token, lock=False)
+    if found is None:
+        raise LinkGone("it was copied in part")
+    interrupt_id, door, shown = found.interrupt_id, verdict.door, verdict.request_hash
+    kept = approvals.refusals_kept(conn, interrupt_id, found.owner, door=door, shown=shown)
+    async with kept, conn.transaction():
+        # First the approval, then the link, as whoever makes a link does.
+        approval = await approvals.approval_of(conn, interrupt_id, lock=True)
+        link = await _link(conn, token, lock=True)
         if link is None or link.revoked_at is not None:
             raise LinkGone("it was revoked, or copied in part")
         if link.used_at is not None:
@@ -142,6 +149,16 @@ async def spend(conn: Connection, token: str, verdict: Verdict, *, code: str, st
             decided = await approvals.decide(conn, link.interrupt_id, link.owner, verdict)
             await conn.execute("UPDATE links SET used_at = clock_timestamp() WHERE id = %s", (link.id,))
             return decided
+        await record(
+            conn,
+            "approval.refused",
+            who=link.person,
+            door=verdict.door,
+            thread_id=approval.thread_id,
+            interrupt_id=link.interrupt_id,
+            shown=verdict.request_hash,
+            data={"verdict": verdict.verdict, "reason": "the code is wrong"},
+        )
     # Only now: the try must stay counted.
     raise CodeWrong(max(link.tries_left - 1, 0))
 
@@ -172,6 +189,19 @@ async def _try_code(conn: Connection, link: Link, code: str) -> bool:
         return True
     await conn.execute("UPDATE links SET code_tries = code_tries + 1 WHERE id = %s", (link.id,))
     return False
+
+
+async def _audit(conn: Connection, kind: AuditKind, approval: Approval, person: Person, by: str, **data: bool) -> None:
+    await record(
+        conn,
+        kind,
+        who=by,
+        door=door_of(by),
+        thread_id=approval.thread_id,
+        interrupt_id=approval.interrupt_id,
+        for_whom=person.key,
+        data=data,
+    )
 
 
 async def _revoke(conn: Connection, interrupt_id: str, person: Person) -> bool:

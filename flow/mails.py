@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from flow.audit import record
 from flow.database import Connection, ring
 from flow.notices import raise_alarm
 from flow.sessions import digest_of, new_token
@@ -42,11 +43,22 @@ async def ask_by_mail(conn: Connection, interrupt_id: str, approvers: Collection
         name.removeprefix("mail:").lower() for name in approvers if ADDRESS.fullmatch(name.removeprefix("mail:"))
     }
     for address in sorted(addresses - {asker}):
-        await conn.execute(
+        made = await conn.execute(
             "INSERT INTO links (interrupt_id, person, made_by, mail_due_at)"
-            " VALUES (%s, %s, 'policy', clock_timestamp()) ON CONFLICT DO NOTHING",
+            " VALUES (%s, %s, 'policy', clock_timestamp()) ON CONFLICT DO NOTHING"
+            " RETURNING person, (SELECT thread_id FROM approvals a WHERE a.interrupt_id = links.interrupt_id)",
             (interrupt_id, f"mail:{address}"),
         )
+        for row in await made.fetchall():
+            await record(
+                conn,
+                "link.made",
+                who="policy",
+                door="drive",
+                thread_id=row["thread_id"],
+                interrupt_id=interrupt_id,
+                for_whom=row["person"],
+            )
     if addresses:
         await ring(conn)
 

@@ -17,7 +17,7 @@ from flow.text import bare_name
 VerdictName = Literal["approve", "reject"]
 OnExpiry = Literal["reject", "escalate"]
 PostTo = Literal["channel", "direct", "both"]
-EventType = Literal[
+ApprovalEventType = Literal[
     "approval.requested",
     "approval.voted",
     "approval.decided",
@@ -25,6 +25,9 @@ EventType = Literal[
     "approval.escalated",
     "approval.withdrawn",
     "approval.changed",
+]
+EventType = Literal[
+    ApprovalEventType,
     "payment.paid",
     "payment.unknown",
     "thread.done",
@@ -177,6 +180,7 @@ class Approval:
     # Superseded by a request for this, proposed by this person.
     changed_to: dict[str, Any] | None = None
     changed_by: str | None = None
+    changed_why: str = ""
     # Names of whoever raised the amount to this one.
     raised_by: tuple[str, ...] = ()
     # False if somebody has changed past us what it says, or by which rules it is decided.

@@ -174,7 +174,9 @@ async def failures_of(conn: Connection, thread_id: str) -> list[tuple[str, str]]
         " WHERE thread_id = %(id)s AND status = 'failed' AND kind <> 'alarm'"
         " UNION ALL SELECT 'mail', substr(l.person, 6) || ': ' || l.mail_error, l.id"
         " FROM links l JOIN approvals a USING (interrupt_id) WHERE a.thread_id = %(id)s AND a.status = 'pending'"
-        " AND l.mail_due_at IS NULL AND l.mail_error IS NOT NULL AND l.used_at IS NULL AND l.revoked_at IS NULL)"
+        " AND l.mail_due_at IS NULL AND l.mail_error IS NOT NULL AND l.used_at IS NULL AND l.revoked_at IS NULL"
+        " UNION ALL SELECT 'tampered', interrupt_id, 0 FROM approvals a WHERE thread_id = %(id)s"
+        " AND status = 'pending' AND fingerprint <> approval_fingerprint(a))"
         " refused ORDER BY kind, id",
         {"id": thread_id},
     )

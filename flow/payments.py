@@ -20,15 +20,19 @@ from typing import Any
 
 from flow import threads
 from flow.approvals import approvals_of
+from flow.audit import AuditKind, door_of, record
 from flow.database import Connection
 from flow.errors import KeyReused, NothingToResolve
 from flow.events import facts_of_thread, record_events
-from flow.model import Claim, EventType, Payment
+from flow.model import CLAIM_FLOW, Claim, EventType, Payment
 from flow.pen import Pen
 from flow.providers import CannotLookUp, Order, PaymentRefused, PaymentUnsent, Provider
 
 # A key that the provider may forget while we ask is no protection.
 _KEY_MARGIN_S = 3600.0
+
+# Who pays, in the audit log.
+_PAYER = f"flow:{CLAIM_FLOW}"
 
 _COLUMNS = (
     "id, thread_id, amount, currency, payee, provider, idempotency_key, reference, status, reason, attempts,"
@@ -48,7 +52,7 @@ async def pay_from_ledger(conn: Connection, thread_id: str, claim: Claim) -> Pay
     )
     payment = await _payment(conn, thread_id)
     if inserted.rowcount:
-        await _record_event(conn, payment, "payment.paid")
+        await _record(conn, payment, "payment.paid")
     return _checked(payment, claim)
 
 
@@ -58,7 +62,7 @@ async def intend(conn: Connection, thread_id: str, claim: Claim, provider: Provi
     Whatever was settled before comes back as it is. Raises KeyReused if the thread's payment is of another claim: the
     provider never sees one key with two amounts.
     """
-    await conn.execute(
+    inserted = await conn.execute(
         "INSERT INTO payments (thread_id, amount, currency, payee, provider, idempotency_key, status)"
         " SELECT %s, %s, %s, %s, %s, id || ':' || %s, 'intended' FROM installation ON CONFLICT (thread_id) DO NOTHING",
         (thread_id, claim.amount, claim.currency, claim.payee, provider.name, thread_id),
@@ -66,7 +70,10 @@ async def intend(conn: Connection, thread_id: str, claim: Claim, provider: Provi
     await conn.execute(
         "UPDATE payments SET attempts = attempts + 1 WHERE thread_id = %s AND status = 'intended'", (thread_id,)
     )
-    return _checked(await _payment(conn, thread_id), claim)
+    payment = await _payment(conn, thread_id)
+    if inserted.rowcount:
+        await _audit(conn, payment, "payment.intended")
+    return _checked(payment, claim)
 
 
 async def pay_outside(pen: Pen, payment: Payment, provider: Provider | None) -> Payment:
@@ -77,7 +84,7 @@ async def pay_outside(pen: Pen, payment: Payment, provider: Provider | None) -> 
     if provider is None or provider.name != payment.provider:
         # Another one knows nothing of the key.
         why = f"it was begun with the provider {payment.provider}, which is not PAYMENT_PROVIDER any more"
-        return await _update(pen, payment, "status = 'unknown', reason = %s", why)
+        return await _update(pen, payment, "status = 'unknown', reason = %s", why, becomes="payment.unknown")
     assert payment.idempotency_key is not None
     order = Order(
         key=payment.idempotency_key,
@@ -93,12 +100,12 @@ async def pay_outside(pen: Pen, payment: Payment, provider: Provider | None) -> 
         await _update(pen, payment, "attempts = attempts - 1")
         raise
     except PaymentRefused as exc:
-        return await _update(pen, payment, "status = 'refused', reason = %s", str(exc))
+        return await _update(pen, payment, "status = 'refused', reason = %s", str(exc), becomes="payment.refused")
     except CannotLookUp as exc:
         why = f"the provider did not answer in time, and cannot be asked again: {exc}"
-        return await _update(pen, payment, "status = 'unknown', reason = %s", why, event="payment.unknown")
+        return await _update(pen, payment, "status = 'unknown', reason = %s", why, becomes="payment.unknown")
     paid = "status = 'paid', reference = %s, paid_at = clock_timestamp(), reason = NULL"
-    return await _update(pen, payment, paid, reference, event="payment.paid")
+    return await _update(pen, payment, paid, reference, becomes="payment.paid")
 
 
 async def payments_of(conn: Connection, thread_ids: Sequence[str]) -> dict[str, Payment]:
@@ -146,8 +153,10 @@ async def resolve(conn: Connection, thread_id: str, *, reference: str | None, by
                 " paid_at = CASE WHEN %s::text IS NULL THEN NULL ELSE clock_timestamp() END WHERE thread_id = %s",
                 ("paid" if reference else "refused", reference, f"resolved by {by}", reference, thread_id),
             )
+            resolved = await _payment(conn, thread_id)
+            await _audit(conn, resolved, "payment.resolved", who=by, door=door_of(by), was=payment.status)
             if reference:
-                await _record_event(conn, await _payment(conn, thread_id), "payment.paid")
+                await _record_event(conn, resolved, "payment.paid")
             await threads.wake(conn, thread_id)
         elif (payment.reference, payment.status) != (reference, "paid" if reference else "refused"):
             raise NothingToResolve(thread_id, f"its payment is {payment.status}")
@@ -163,7 +172,7 @@ async def give_up(conn: Connection, thread_id: str, reason: str) -> bool:
     )
     if not asked.rowcount:
         return False
-    await _record_event(conn, await _payment(conn, thread_id), "payment.unknown")
+    await _record(conn, await _payment(conn, thread_id), "payment.unknown")
     return True
 
 
@@ -187,15 +196,42 @@ async def _age_s(pen: Pen, payment: Payment) -> float:
     return float(row["age"])
 
 
-async def _update(pen: Pen, payment: Payment, change: str, *values: Any, event: EventType | None = None) -> Payment:
+# What a payment becomes. A refusal is told by its thread's end.
+_EVENTS: dict[AuditKind, EventType] = {"payment.paid": "payment.paid", "payment.unknown": "payment.unknown"}
+
+
+async def _update(pen: Pen, payment: Payment, change: str, *values: Any, becomes: AuditKind | None = None) -> Payment:
     async with pen.tx() as conn:
         updated = await conn.execute(
             f"UPDATE payments SET {change} WHERE thread_id = %s AND status = 'intended'", (*values, payment.thread_id)
         )
         payment = await _payment(conn, payment.thread_id)
-        if event and updated.rowcount:
-            await _record_event(conn, payment, event)
+        if becomes and updated.rowcount:
+            await _record(conn, payment, becomes)
         return payment
+
+
+async def _record(conn: Connection, payment: Payment, became: AuditKind) -> None:
+    """The drive has found this out, and tells both those who listen and those who look it up."""
+    await _audit(conn, payment, became)
+    if became in _EVENTS:
+        await _record_event(conn, payment, _EVENTS[became])
+
+
+async def _audit(
+    conn: Connection, payment: Payment, kind: AuditKind, *, who: str = _PAYER, door: str = "drive", **more: str
+) -> None:
+    data = {
+        "amount": str(payment.amount),
+        "currency": payment.currency,
+        "payee": payment.payee,
+        "provider": payment.provider,
+        "idempotency_key": payment.idempotency_key,
+        "reference": payment.reference,
+        "status": payment.status,
+        "reason": payment.reason,
+    }
+    await record(conn, kind, who=who, door=door, thread_id=payment.thread_id, data=data | more)
 
 
 async def _record_event(conn: Connection, payment: Payment, event: EventType) -> None:

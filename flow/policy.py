@@ -83,8 +83,8 @@ class Policy(Protocol):
     def review_tiers(self, claim: Claim) -> tuple[Tier, ...]:
         """The tiers for a claim that needs none by its amount, but that a person should look at."""
 
-    def tier(self, name: str) -> Tier:
-        """The tier that a flow asks for by its name. Raises Unaskable."""
+    def tier(self, name: str, claim: Claim | None = None) -> Tier:
+        """The tier that is asked for by its name, for this claim if it is one. Raises Unaskable."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ class OneTier:
     def review_tiers(self, claim: Claim) -> tuple[Tier, ...]:  # noqa: ARG002
         return (self.tier(UNNAMED),)
 
-    def tier(self, name: str) -> Tier:
+    def tier(self, name: str, claim: Claim | None = None) -> Tier:  # noqa: ARG002
         return Tier(name=name, approvers=self.approvers)
 
     @property
@@ -141,12 +141,12 @@ class Tiers:
     def review_tiers(self, claim: Claim) -> tuple[Tier, ...]:
         return (next(rule.tier_for(claim) for rule in self.rules if rule.claims),)
 
-    def tier(self, name: str) -> Tier:
+    def tier(self, name: str, claim: Claim | None = None) -> Tier:
         for rule in self.rules:
             if rule.tier.name == name:
-                return rule.tier_for(None)
+                return rule.tier_for(claim)
         if name == UNNAMED:
-            return replace(self.rules[0].tier_for(None), name=name)
+            return replace(self.rules[0].tier_for(claim), name=name)
         raise Unaskable(f"the policy has no tier {name!r}, only {', '.join(self.names)}")
 
     @property

@@ -222,6 +222,7 @@ def answer_to(stored: Mapping[str, Any], approval: Approval) -> Any:
     said = (settled.answer if settled else None) or {}
     approved = approval.status == "approved"
     unsettled = f"by {approval.withdrawn_by}" if approval.withdrawn_by else "nobody has decided it"
+    changed = {"changed": approval.changed_to} if approval.changed_to else {}
     why = f"{approval.status}: {approval.withdrawn_why or unsettled}"
     reason = settled.reason if settled else "" if approved else why
     if question.kind == "json":
@@ -236,7 +237,7 @@ def answer_to(stored: Mapping[str, Any], approval: Approval) -> Any:
             "option": said.get("option"),
             # What it is an answer to: a node that runs again may ask something else.
             "asked": digest(stored),
-        }
+        } | changed
     plain: dict[str, Any] = {"type": "approve"} if approved else {"type": "reject", "message": reason}
     steps: Sequence[dict[str, Any]] = said.get("actions") or [plain for _ in question.actions]
     pairs = list(zip(question.actions, steps, strict=True))

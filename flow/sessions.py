@@ -11,6 +11,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from flow.audit import door_of, record
 from flow.database import Connection
 from flow.model import Person
 
@@ -69,12 +70,14 @@ async def end_session(conn: Connection, token: str) -> None:
 async def make_login_link(conn: Connection, person: Person, *, by: str) -> str:
     """The token of a link that signs this person in, once, within ten minutes. Who had such links is kept a month."""
     token = new_token()
-    await conn.execute("DELETE FROM login_links WHERE expires_at < clock_timestamp() - interval '30 days'")
-    await conn.execute(
-        "INSERT INTO login_links (token_sha256, person, person_name, names, made_by, expires_at)"
-        " VALUES (%s, %s, %s, %s, %s, clock_timestamp() + %s * interval '1 minute')",
-        (digest_of(token), person.key, person.name, sorted(person.names), by, LOGIN_LINK_MINUTES),
-    )
+    async with conn.transaction():
+        await conn.execute("DELETE FROM login_links WHERE expires_at < clock_timestamp() - interval '30 days'")
+        await conn.execute(
+            "INSERT INTO login_links (token_sha256, person, person_name, names, made_by, expires_at)"
+            " VALUES (%s, %s, %s, %s, %s, clock_timestamp() + %s * interval '1 minute')",
+            (digest_of(token), person.key, person.name, sorted(person.names), by, LOGIN_LINK_MINUTES),
+        )
+        await record(conn, "login.made", who=by, door=door_of(by), for_whom=person.key)
     return token
 
 

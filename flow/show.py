@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flow.advice import advice_in_words, advice_of
 from flow.approvals import approvals_of
+from flow.audit import Entry
 from flow.database import Connection
 from flow.model import CLAIM_FLOW, Advice, Approval, Decision, Payment, Thread
 from flow.payments import payments_of
@@ -198,6 +199,28 @@ def print_story(story: Story) -> None:
     if story.payment is not None:
         row("payment", payment_in_words(story.payment))
     _console().print(table)
+
+
+def print_audit(entries: Sequence[Entry]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("id", "at", "what", "thread", "who", "door", "for", "facts", box=None, pad_edge=False)
+    table.columns[-1].overflow = "fold"
+    for entry in entries:
+        facts = (f"{name} {fact}" for name, fact in entry.data.items() if isinstance(fact, str | int) and fact != "")
+        cells = (
+            str(entry.id),
+            f"{entry.at.astimezone():%Y-%m-%d %H:%M:%S}",
+            entry.kind,
+            entry.thread_id or "",
+            entry.who,
+            entry.door,
+            entry.for_whom or "",
+            ", ".join(facts),
+        )
+        table.add_row(*(Text(visible(cell)) for cell in cells))
+    _console().print(table if entries else Text("nothing is recorded"))
 
 
 def _add_question(row: Callable[[str, object], None], question: Question) -> None:

@@ -30,7 +30,7 @@ def check_person(approval: Approval, person: Person) -> Standing:
         return Standing(listed_as=None)
     if is_requester(approval.requested_by, person) and not approval.self_approval:
         raise NotAllowed(person.name, "nobody decides a request of their own")
-    if names_person(approval.raised_by, person):
+    if names_person(approval.raised_by, person) and not approval.self_approval:
         raise NotAllowed(person.name, "whoever raised the amount asks for it, and another one decides")
     if listed_as := _listed_as(approval, person.names):
         return Standing(listed_as=listed_as)

@@ -14,9 +14,11 @@ from psycopg import sql
 from psycopg.types.json import Json, Jsonb
 
 from flow import notices
+from flow.audit import door_of, record
 from flow.database import Connection, is_present, newest, ring
-from flow.errors import ThreadExists, UnknownThread
+from flow.errors import FlowError, ThreadExists, UnknownThread
 from flow.model import CLAIM_FLOW, OVER, Claim, Thread, flow_key
+from flow.text import digest
 
 # With the back-off below the last of them is about two hours after the first.
 MAX_ATTEMPTS = 20
@@ -24,7 +26,7 @@ MAX_ATTEMPTS = 20
 _COLUMNS = sql.SQL(
     "thread_id, flow, flow_version, input, requested_by, status, reason, wakes, attempts, due_at, created_at,"
     " coalesce(due_at > clock_timestamp() AND reason IS NOT NULL, false) AS put_off, result, progress_done,"
-    " progress_total"
+    " progress_total, changed"
 )
 # From 1 s to 10 min, and a quarter of jitter either way: failures that came together do not return together.
 _BACKOFF = sql.SQL(
@@ -33,14 +35,22 @@ _BACKOFF = sql.SQL(
 
 
 async def insert_thread(
-    conn: Connection, *, thread_id: str, flow: str, flow_version: str, input: dict[str, Any], requested_by: str
+    conn: Connection,
+    *,
+    thread_id: str,
+    flow: str,
+    flow_version: str,
+    input: dict[str, Any],
+    requested_by: str,
+    filed_by: str | None = None,
 ) -> Thread:
     """Start a thread: its row is due at once. The same input again returns the row as it is now.
 
+    `filed_by`: the key of whoever files it for the one who asks; None: that is the caller's own code, in Python.
     Raises ThreadExists if the id was used with another flow or input.
     """
     async with conn.transaction():
-        await conn.execute(
+        inserted = await conn.execute(
             "INSERT INTO threads (thread_id, flow, flow_version, input, requested_by)"
             " VALUES (%s, %s, %s, %s, %s) ON CONFLICT (thread_id) DO NOTHING",
             (thread_id, flow, flow_version, Jsonb(input), requested_by),
@@ -48,8 +58,24 @@ async def insert_thread(
         thread = await thread_of(conn, thread_id)
         if thread.flow != flow or not await _is_input(conn, thread, input):
             raise ThreadExists(thread_id, _what_it_was(thread, flow, input))
+        if inserted.rowcount:
+            await _audit_start(conn, thread, filed_by or "python")
         await ring(conn)
     return thread
+
+
+async def _audit_start(conn: Connection, thread: Thread, filed_by: str) -> None:
+    """What was filed is told by its hash: the log never forgets, and a note or another flow's input may be private."""
+    shown = {name: said for name in ("amount", "currency", "payee") if isinstance(said := thread.input.get(name), str)}
+    await record(
+        conn,
+        "thread.started",
+        who=filed_by,
+        door=door_of(filed_by),
+        thread_id=thread.thread_id,
+        for_whom=None if thread.requested_by == filed_by else thread.requested_by,
+        data={"flow": thread.flow, "version": thread.flow_version, "input_sha256": digest(thread.input), **shown},
+    )
 
 
 async def _is_input(conn: Connection, thread: Thread, input: dict[str, Any]) -> bool:
@@ -193,6 +219,18 @@ async def wake(conn: Connection, thread_id: str) -> None:
         # Its cards say that somebody must look at it.
         await notices.change_cards(conn, thread_id)
     await ring(conn)
+
+
+async def retry(conn: Connection, thread_id: str, *, by: str) -> None:
+    """Let a thread that is stuck or put off be driven once more, in a transaction of its own. Raises UnknownThread, and
+    FlowError if there is nothing to try again."""
+    async with conn.transaction():
+        thread = await thread_of(conn, thread_id)
+        if thread.due_at is None and thread.status not in ("stuck", "unavailable"):
+            raise FlowError(f"thread {thread_id} is {thread.status}: there is nothing to try again")
+        was = {"status": thread.status, "reason": thread.reason}
+        await record(conn, "thread.retried", who=by, door=door_of(by), thread_id=thread_id, data=was)
+        await wake(conn, thread_id)
 
 
 # Flows that are here, and flows that are not

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, get_args
 
+from flow.audit import door_of, record
 from flow.database import Connection
 from flow.errors import BadInput, TokenExists, UnknownToken
 from flow.sessions import digest_of, new_token
@@ -54,13 +55,16 @@ def parse_token_name(text: str) -> str:
 async def create_token(conn: Connection, name: str, scopes: tuple[Scope, ...], *, by: str) -> str:
     """Make a token; the secret is returned, once. Raises TokenExists; a revoked name is not given again either."""
     secret = _PREFIX + new_token()
-    made = await conn.execute(
-        "INSERT INTO api_tokens (name, token_sha256, scopes, created_by) VALUES (%s, %s, %s, %s)"
-        " ON CONFLICT (name) DO NOTHING",
-        (name, digest_of(secret), list(scopes), by),
-    )
-    if not made.rowcount:
-        raise TokenExists(name)
+    async with conn.transaction():
+        made = await conn.execute(
+            "INSERT INTO api_tokens (name, token_sha256, scopes, created_by) VALUES (%s, %s, %s, %s)"
+            " ON CONFLICT (name) DO NOTHING",
+            (name, digest_of(secret), list(scopes), by),
+        )
+        if not made.rowcount:
+            raise TokenExists(name)
+        data = {"scopes": list(scopes)}
+        await record(conn, "token.created", who=by, door=door_of(by), for_whom=f"api:{name}", data=data)
     return secret
 
 
@@ -77,10 +81,13 @@ async def tokens(conn: Connection) -> list[Token]:
     return [Token(**row | {"scopes": tuple(row["scopes"])}) for row in rows]
 
 
-async def revoke_token(conn: Connection, name: str) -> None:
+async def revoke_token(conn: Connection, name: str, *, by: str) -> None:
     """It is refused from now on. Again changes nothing. Raises UnknownToken."""
-    found = await conn.execute(
-        "UPDATE api_tokens SET revoked_at = coalesce(revoked_at, clock_timestamp()) WHERE name = %s", (name,)
-    )
-    if not found.rowcount:
-        raise UnknownToken(name)
+    async with conn.transaction():
+        revoked = await conn.execute(
+            "UPDATE api_tokens SET revoked_at = clock_timestamp() WHERE name = %s AND revoked_at IS NULL", (name,)
+        )
+        if revoked.rowcount:
+            await record(conn, "token.revoked", who=by, door=door_of(by), for_whom=f"api:{name}")
+        elif await (await conn.execute("SELECT FROM api_tokens WHERE name = %s", (name,))).fetchone() is None:
+            raise UnknownToken(name)

@@ -11,9 +11,9 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 
-from flow import deadlines, receipts, reminders, threads
+from flow import audit, deadlines, receipts, reminders, threads
 from flow.database import AWAY, POLL_S, Connection, Lock, connect, wakes
-from flow.errors import DatabaseUnavailable
+from flow.errors import ChainBroken, DatabaseUnavailable
 from flow.standby import Report, Standby, Zygote
 
 log = logging.getLogger(__name__)
@@ -226,7 +226,7 @@ class Worker:
 
     async def _look_around(self, conn: Connection) -> None:
         """Now and then, and when the database is heard again: take up what waited for our flows, set aside what waits
-        for flows that nobody has, and have people reminded."""
+        for flows that nobody has, have people reminded, and seal the audit log."""
         now = asyncio.get_running_loop().time()
         if self._flows and now >= self._looks_around_at:
             self._looks_around_at = now + _BETWEEN_LOOKS_AROUND_S
@@ -234,6 +234,12 @@ class Worker:
             _taken_up, set_aside = await threads.settle_flows(conn, self._flows)
             if set_aside:
                 log.error("%d threads are unavailable: no worker has their flow", set_aside)
+            try:
+                if await audit.seal(conn) == audit.BATCH:
+                    # There is more, after the threads that are due.
+                    self._looks_around_at = now
+            except ChainBroken as exc:
+                log.error("%s", exc)  # noqa: TRY400 (nobody needs a traceback)
 
     async def _tidy(self, conn: Connection) -> None:
         """Now and then, forget what has been kept for long enough."""

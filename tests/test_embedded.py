@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import pwd
 import re
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import psutil
 import psycopg
 import pytest
 
+from flow import embedded
 from flow.embedded import embedded_url, stop_embedded
 from flow.errors import DatabaseUnavailable
 from tests.folders import server_folder
@@ -52,6 +54,23 @@ def ask(meet: Meet, home: str) -> str:
     """What each of several processes does at once."""
     meet()
     return embedded_url(Path(home))
+
+
+def make_user(meet: Meet, name: str) -> str:
+    """What each of several processes does at once."""
+    embedded._SERVER_USER = name
+    meet()
+    embedded.ensure_server_user()
+    return str(pwd.getpwnam(name).pw_uid)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes users")
+def test_the_first_servers_of_a_machine_make_their_user_together() -> None:
+    name = f"pgserver-{os.getpid()}"
+    try:
+        assert len(set(run_together(6, make_user, name))) == 1
+    finally:
+        subprocess.run(["userdel", name], check=True)
 
 
 def test_six_processes_at_once_get_one_server_in_a_fresh_home(home: Path) -> None:

@@ -201,7 +201,7 @@ async def another_senders_secret(doors: Doors, interrupt_id: str) -> Send:
 
 async def a_revoked_token(doors: Doors, interrupt_id: str) -> Send:
     send = await doors.api(interrupt_id)
-    await revoke_token(doors.conn, "robot")
+    await revoke_token(doors.conn, "robot", by="cli:ann")
     return send
 
 

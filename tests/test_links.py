@@ -25,7 +25,7 @@ from flow.policy import Tier
 from tests.browsing import Visitor, pages_in_process, signed_in_at_once
 from tests.command import Terminal
 from tests.people import ALICE, NO, YES, ask
-from tests.rows import all_rows, break_table, mend_table, one_row, value
+from tests.rows import all_rows, break_table, mend_table, one_row, rewrite, value
 
 MARY, JOHN = mail_person("mary@example.com"), mail_person("john@example.com")
 BY_MAIL = Tier(name="approval", approvers=("mary@example.com", "mail:john@example.com", "U01ALICE"))
@@ -196,7 +196,7 @@ async def used(site: Site, conn: Connection, mary: Visitor, token: str, fields: 
 
 async def revoked(site: Site, conn: Connection, mary: Visitor, token: str, fields: dict[str, str]) -> None:
     [row] = await all_rows(conn, "SELECT interrupt_id FROM approvals")
-    await links.revoke_link(conn, await approval_of(conn, row["interrupt_id"]), MARY)
+    await links.revoke_link(conn, await approval_of(conn, row["interrupt_id"]), MARY, by="cli:ann")
 
 
 async def replaced(site: Site, conn: Connection, mary: Visitor, token: str, fields: dict[str, str]) -> None:
@@ -215,15 +215,15 @@ async def settled_otherwise(site: Site, conn: Connection, mary: Visitor, token: 
 
 
 async def off_the_list(site: Site, conn: Connection, mary: Visitor, token: str, fields: dict[str, str]) -> None:
-    await conn.execute("UPDATE approvals SET approvers = ARRAY['U01ALICE']")
+    await rewrite(conn, "approvers = ARRAY['U01ALICE']")
 
 
 async def her_own(site: Site, conn: Connection, mary: Visitor, token: str, fields: dict[str, str]) -> None:
-    await conn.execute("UPDATE approvals SET requested_by = 'Mary@Example.com'")
+    await rewrite(conn, "requested_by = 'Mary@Example.com'")
 
 
 async def changed_request(site: Site, conn: Connection, mary: Visitor, token: str, fields: dict[str, str]) -> None:
-    await conn.execute("UPDATE approvals SET request_hash = repeat('0', 64)")
+    await rewrite(conn, "request_hash = repeat('0', 64)")
 
 
 async def no_form_token(site: Site, conn: Connection, mary: Visitor, token: str, fields: dict[str, str]) -> None:
@@ -377,7 +377,7 @@ async def test_after_five_wrong_codes_the_right_one_is_refused_until_there_is_a_
     assert (await mary.post(f"/a/{made.token}", fields | {"code": made.code})).status == 403
     assert not (await mary.get(f"/a/{made.token}")).has_button("Approve")
     assert await decisions(conn) == []
-    new = await links.make_code(conn, await approval_of(conn, interrupt_id), MARY)
+    new = await links.make_code(conn, await approval_of(conn, interrupt_id), MARY, by="cli:ann")
     assert (await mary.post(f"/a/{made.token}", fields | {"code": new})).status == 303
 
 
@@ -412,7 +412,7 @@ async def test_a_code_is_wanted_above_the_limit_only(
     conn: Connection, amount: str, limit: str | None, wanted: bool
 ) -> None:
     await ask(conn)
-    await conn.execute("UPDATE approvals SET request = jsonb_set(request, '{amount}', to_jsonb(%s::text))", (amount,))
+    await rewrite(conn, "request = jsonb_set(request, '{amount}', to_jsonb(%s::text))", amount)
     [row] = await all_rows(conn, "SELECT interrupt_id FROM approvals")
     approval = await approval_of(conn, row["interrupt_id"])
     assert links.wants_code(approval.request, Decimal(limit) if limit else None) is wanted

@@ -100,7 +100,7 @@ async def test_above_the_limit_the_mail_says_that_a_code_is_wanted_and_has_none(
     [mail] = smtp.received
     assert "needs a code too" in mail.get_content()
     [token] = smtp.tokens()
-    code = await links.make_code(conn, await approval_of(conn, interrupt_id), mail_person(MARY))
+    code = await links.make_code(conn, await approval_of(conn, interrupt_id), mail_person(MARY), by="cli:ann")
     assert code not in mail.get_content().replace(token, "")
     assert (await links.spend(conn, token, APPROVE, code=code, step_up=True)).recorded
 
@@ -195,7 +195,7 @@ async def test_nothing_is_mailed_that_nobody_needs_any_more(smtp: SmtpServer, ma
     await decide(conn, settled, ALICE, YES)
     await conn.execute("UPDATE approvals SET expires_at = clock_timestamp() WHERE interrupt_id = %s", (expired,))
     for address in (MARY, "john@example.com"):
-        await links.revoke_link(conn, await approval_of(conn, revoked), mail_person(address))
+        await links.revoke_link(conn, await approval_of(conn, revoked), mail_person(address), by="cli:ann")
     assert await mailer.sweep(conn) == (0, 0)
     assert smtp.received == []
 

@@ -40,7 +40,7 @@ from tests.chance import seeded
 from tests.driving import CLAIMS
 from tests.orders import POLICY_BY_AMOUNT, STALE, TIERS, Asked, Expiry, Filed, Happened, Vote, outcomes
 from tests.people import ALICE, ANN, BOB, CAROL, EVE, start_claim
-from tests.rows import all_rows, until, value
+from tests.rows import RENEW_FINGERPRINTS, all_rows, until, value
 from tests.wire import Wire
 
 _DRIVE_TIMEOUT_S = 120.0
@@ -224,6 +224,7 @@ class Orders(RuleBasedStateMachine):
         filed = self._pending()[place % len(self._pending())]
         filed.forged, filed.sound = True, False
         self._run(self._watch.execute("UPDATE approvals SET tier = '?' WHERE thread_id = %s", (filed.thread_id,)))
+        self._run(self._watch.execute(RENEW_FINGERPRINTS))
         self._cast(self._vote([*reversed(self._asked)].index(filed.asked[-1]), "ann", "approve"))
         self._run(self._drive(filed.thread_id)(self._world.sessions["one"]))
         self._run(self._hold_against_the_rows())
@@ -441,6 +442,7 @@ class Orders(RuleBasedStateMachine):
         for number, interrupt_id in enumerate(filed.asked):
             name = TIERS[filed.amount][number].name
             await conn.execute("UPDATE approvals SET tier = %s WHERE interrupt_id = %s", (name, interrupt_id))
+        await conn.execute(RENEW_FINGERPRINTS)
         filed.forged = False
 
     # Inside: what goes wrong

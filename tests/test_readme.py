@@ -134,7 +134,7 @@ def typed() -> list[str]:
 def test_a_command_line_in_the_readme_can_be_typed(line: str) -> None:
     words = shlex.split(line, comments=True)
     command: click.Command = cli
-    while isinstance(command, click.Group) and words:
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
         command = command.commands[words.pop(0)]
     command.make_context(command.name, words)
 

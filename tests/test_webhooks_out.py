@@ -413,7 +413,7 @@ async def test_an_endpoint_that_is_gone_is_turned_off_until_somebody_turns_it_on
     await make_due(conn)
     assert await sweep(acme.named()) == (0, 0)
     assert (await state_of(conn)).waiting == 3
-    assert await deliveries.resend_dead(conn, "acme") == 1
+    assert await deliveries.resend_dead(conn, "acme", by="cli:ann") == 1
     assert await sweep(acme.named()) == (4, 0)
     assert sorted(set(acme.ids)) == sorted(acme.ids[1:])
     assert (await state_of(conn)).turned_off_at is None
@@ -799,7 +799,7 @@ async def test_a_dead_letter_that_is_sent_again_has_the_whole_schedule_before_it
     conn: Connection, acme: HookServer, sweep: Sweep
 ) -> None:
     await bury(conn, acme, sweep, "t1")
-    assert await deliveries.resend_dead(conn) == 1
+    assert await deliveries.resend_dead(conn, by="cli:ann") == 1
     acme.faults.append(Fault(status=500))
     assert await sweep(acme.named()) == (0, 1)
     row = await delivery(conn)
@@ -827,7 +827,7 @@ async def test_an_event_from_before_an_endpoint_was_heard_of_can_be_sent_to_it(c
     event_id = await value(conn, "SELECT id FROM events")
     async with HookServer() as server:
         assert await sweep(server.named()) == (0, 0)
-        await deliveries.resend_event(conn, event_id, "acme")
+        await deliveries.resend_event(conn, event_id, "acme", by="cli:ann")
         assert await sweep(server.named()) == (1, 0)
 
 
@@ -835,7 +835,7 @@ async def test_an_event_that_was_sent_by_hand_first_is_not_spread_again(
     conn: Connection, acme: HookServer, sweep: Sweep
 ) -> None:
     await ask(conn)
-    await deliveries.resend_event(conn, await value(conn, "SELECT id FROM events"), "acme")
+    await deliveries.resend_event(conn, await value(conn, "SELECT id FROM events"), "acme", by="cli:ann")
     assert await sweep(acme.named()) == (1, 0)
     assert await sweep(acme.named()) == (0, 0)
 
@@ -843,11 +843,11 @@ async def test_an_event_that_was_sent_by_hand_first_is_not_spread_again(
 async def test_what_is_not_there_cannot_be_sent_again(conn: Connection, acme: HookServer) -> None:
     await ask(conn)
     with pytest.raises(UnknownEvent):
-        await deliveries.resend_event(conn, 4711, "acme")
+        await deliveries.resend_event(conn, 4711, "acme", by="cli:ann")
     with pytest.raises(UnknownEndpoint):
-        await deliveries.resend_event(conn, await value(conn, "SELECT id FROM events"), "other")
+        await deliveries.resend_event(conn, await value(conn, "SELECT id FROM events"), "other", by="cli:ann")
     with pytest.raises(UnknownEndpoint):
-        await deliveries.resend_dead(conn, "other")
+        await deliveries.resend_dead(conn, "other", by="cli:ann")
     assert await value(conn, "SELECT count(*) FROM webhook_deliveries") == 0
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from bot.blocks import card
-from flow.approvals import approval_of, approvals_of, decide, withdraw
+from flow.approvals import approval_of, approvals_of, decide
+from flow.changes import withdraw
 from flow.database import Connection
 from flow.errors import AlreadyDecided, FlowError, NotAllowed, NothingToDecide, UnknownThread
 from flow.flows import Flows

@@ -16,6 +16,7 @@ ALTER TABLE approvals
     -- Superseded by a request for another amount: which, and proposed by whom.
     ADD COLUMN changed_to jsonb,
     ADD COLUMN changed_by text,
+    ADD COLUMN changed_why text NOT NULL DEFAULT '',
     -- Names of whoever raised the amount to this one: they ask for it as much as whoever filed it.
     ADD COLUMN raised_by text[] NOT NULL DEFAULT '{}',
     ADD CHECK (changed_to IS NULL OR (status = 'superseded' AND changed_by IS NOT NULL)),

@@ -1,0 +1,286 @@
+"""Another amount, proposed by an approver, and the policy of today, applied on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from flow.approvals import approval_of, approvals_of, decide
+from flow.changes import change_amount, refresh
+from flow.database import Connection
+from flow.errors import AlreadyDecided, BadInput, NotAllowed, NothingToDecide, StaleRequest, Unaskable
+from flow.flows import Flows
+from flow.model import Approval, Person
+from flow.policy import Policy, Rule, Tier, Tiers
+from flow.threads import thread_of
+from tests.driving import money, run
+from tests.people import ALICE, ANN, BOB, CAROL, EVE, NO, POLICY, YES, ask, start_claim
+from tests.rows import all_rows, one_row, rewrite, value
+
+MANAGER = Tier(name="manager", approvers=("U01ALICE", "U02BOB"))
+VP = Tier(name="vp", approvers=("U03CAROL",), rank=1)
+TWO = Tiers(
+    rules=(Rule(tier=MANAGER, over={"USD": Decimal(100)}), Rule(tier=VP, over={"USD": Decimal(1000)})),
+)
+
+
+async def waiting(conn: Connection, flows: Flows, policy: Policy = POLICY, amount: str = "250") -> Approval:
+    await start_claim(conn, amount=amount)
+    assert await run(conn, flows, policy=policy) == "waiting"
+    return await newest(conn)
+
+
+async def newest(conn: Connection) -> Approval:
+    return (await approvals_of(conn, ["t1"]))["t1"][-1]
+
+
+async def change(conn: Connection, approval: Approval, person: Person, amount: str, reason: str = "") -> Approval:
+    return await change_amount(
+        conn,
+        approval.interrupt_id,
+        person,
+        amount=amount,
+        reason=reason,
+        door="slack",
+        request_hash=approval.request_hash,
+    )
+
+
+async def test_another_amount_is_another_request_and_only_that_is_paid(conn: Connection, flows: Flows) -> None:
+    first = await waiting(conn, flows)
+    superseded = await change(conn, first, ALICE, "200", "as the order says")
+    assert (superseded.status, superseded.changed_to, superseded.changed_by, superseded.changed_why) == (
+        "superseded", {"amount": "200.00"}, ALICE.key, "as the order says"
+    )  # fmt: skip
+    # Before the flow has asked again nobody can decide the old one.
+    with pytest.raises(AlreadyDecided, match="superseded"):
+        await decide(conn, first.interrupt_id, BOB, YES)
+    assert await run(conn, flows) == "waiting"
+    second = await newest(conn)
+    assert second.interrupt_id != first.interrupt_id
+    assert second.request_hash != first.request_hash
+    assert (second.status, second.request["amount"], second.decisions) == ("pending", "200.00", ())
+    await decide(conn, second.interrupt_id, ALICE, YES)
+    assert await run(conn, flows) == "over"
+    assert await money(conn) == [("t1", "200.00", "USD", "ACME")]
+    thread = await thread_of(conn, "t1")
+    assert (thread.input["amount"], thread.asks_for["amount"]) == ("250.00", "200.00")
+
+
+async def test_the_same_claim_filed_again_is_still_the_same_thread(conn: Connection, flows: Flows) -> None:
+    await change(conn, await waiting(conn, flows), ALICE, "200")
+    assert (await start_claim(conn, amount="250")).thread_id == "t1"
+
+
+async def test_a_click_on_the_old_card_never_answers_the_new_request(conn: Connection, flows: Flows) -> None:
+    first = await waiting(conn, flows)
+    await change(conn, first, ALICE, "200")
+    await run(conn, flows)
+    for verdict in (YES, NO):
+        with pytest.raises(AlreadyDecided):
+            await decide(conn, first.interrupt_id, BOB, verdict)
+    assert (await newest(conn)).status == "pending"
+
+
+async def test_votes_are_void_and_every_tier_is_asked_again(conn: Connection, flows: Flows) -> None:
+    first = await waiting(conn, flows, TWO, "2000")
+    await decide(conn, first.interrupt_id, ALICE, YES)
+    assert await run(conn, flows, policy=TWO) == "waiting"
+    await change(conn, await newest(conn), CAROL, "1500")
+    assert await run(conn, flows, policy=TWO) == "waiting"
+    asked = (await approvals_of(conn, ["t1"]))["t1"]
+    assert [(each.tier, each.status, each.request["amount"]) for each in asked] == [
+        ("manager", "superseded", "2000.00"), ("vp", "superseded", "2000.00"), ("manager", "pending", "1500.00")
+    ]  # fmt: skip
+    for person in (ALICE, CAROL):
+        await decide(conn, (await newest(conn)).interrupt_id, person, YES)
+        last = await run(conn, flows, policy=TWO)
+    assert last == "over"
+    assert await money(conn) == [("t1", "1500.00", "USD", "ACME")]
+
+
+async def test_tiers_are_those_of_the_new_amount(conn: Connection, flows: Flows) -> None:
+    await change(conn, await waiting(conn, flows, TWO, "2000"), ALICE, "500")
+    await run(conn, flows, policy=TWO)
+    await decide(conn, (await newest(conn)).interrupt_id, BOB, YES)
+    assert await run(conn, flows, policy=TWO) == "over"
+    assert await money(conn) == [("t1", "500.00", "USD", "ACME")]
+
+
+async def test_an_amount_below_every_limit_is_asked_for_all_the_same(conn: Connection, flows: Flows) -> None:
+    await change(conn, await waiting(conn, flows), ALICE, "20")
+    assert await run(conn, flows) == "waiting"
+    assert await money(conn) == []
+    await decide(conn, (await newest(conn)).interrupt_id, BOB, YES)
+    assert await run(conn, flows) == "over"
+    assert await money(conn) == [("t1", "20.00", "USD", "ACME")]
+
+
+async def test_whoever_raises_an_amount_does_not_decide_it(conn: Connection, flows: Flows) -> None:
+    await change(conn, await waiting(conn, flows), ALICE, "300")
+    await run(conn, flows)
+    raised = await newest(conn)
+    with pytest.raises(NotAllowed, match="raised the amount"):
+        await decide(conn, raised.interrupt_id, ALICE, YES)
+    # Another one lowers it, and it is still above what was filed.
+    await change(conn, raised, BOB, "290")
+    await run(conn, flows)
+    for person in (ALICE, BOB):
+        with pytest.raises(NotAllowed, match="raised the amount"):
+            await decide(conn, (await newest(conn)).interrupt_id, person, YES)
+    # What was filed is asked for by nobody but whoever filed it.
+    await change(conn, await newest(conn), CAROL, "250")
+    await run(conn, flows)
+    await decide(conn, (await newest(conn)).interrupt_id, ALICE, YES)
+    assert await run(conn, flows) == "over"
+    assert await money(conn) == [("t1", "250.00", "USD", "ACME")]
+
+
+async def test_the_same_change_twice_is_one(conn: Connection, flows: Flows) -> None:
+    first = await waiting(conn, flows)
+    for _ in range(2):
+        await change(conn, first, ALICE, "200")
+    assert await value(conn, "SELECT count(*) FROM events WHERE type = 'approval.changed'") == 1
+    with pytest.raises(AlreadyDecided):
+        await change(conn, first, BOB, "210")
+
+
+@pytest.mark.parametrize(
+    ("amount", "wrong"),
+    [
+        ("", "write digits"),
+        ("-5", "write digits"),
+        ("0", "above zero"),
+        ("1.234", "at most 2 decimals"),
+        ("1e3", "write digits"),
+        ("250", "asked for already"),
+        ("250.0", "asked for already"),
+    ],
+)
+async def test_what_is_no_other_amount_changes_nothing(conn: Connection, flows: Flows, amount: str, wrong: str) -> None:
+    first = await waiting(conn, flows)
+    with pytest.raises(BadInput, match=wrong):
+        await change(conn, first, ALICE, amount)
+    assert await approval_of(conn, first.interrupt_id) == first
+    assert (await thread_of(conn, "t1")).changed is None
+
+
+async def test_only_those_who_may_decide_it_change_it_and_only_what_they_saw(conn: Connection, flows: Flows) -> None:
+    first = await waiting(conn, flows)
+    with pytest.raises(NotAllowed):
+        await change(conn, first, EVE, "200")
+    with pytest.raises(StaleRequest):
+        await change(conn, replace(first, request_hash="0" * 64), ALICE, "200")
+    await decide(conn, first.interrupt_id, BOB, NO)
+    with pytest.raises(AlreadyDecided):
+        await change(conn, first, ALICE, "200")
+    assert (await newest(conn)).changed_to is None
+
+
+async def test_a_change_and_a_click_at_one_moment_leave_one_truth(
+    conn: Connection, crowd: list[Connection], flows: Flows
+) -> None:
+    for number in range(5):
+        interrupt_id = await ask(conn, f"r{number}")
+        approval = await approval_of(conn, interrupt_id)
+        answers = await asyncio.gather(
+            change(crowd[0], approval, ALICE, "200"),
+            decide(crowd[1], interrupt_id, BOB, YES),
+            change(crowd[2], approval, CAROL, "210"),
+            return_exceptions=True,
+        )
+        assert [isinstance(each, AlreadyDecided) for each in answers].count(True) == 2, answers
+        after = await approval_of(conn, interrupt_id)
+        assert after.status == ("approved" if not isinstance(answers[1], Exception) else "superseded")
+
+
+async def test_another_flow_takes_no_other_amount(conn: Connection) -> None:
+    interrupt_id = await ask(conn)
+    await conn.execute("UPDATE threads SET flow = 'payment'")
+    with pytest.raises(NothingToDecide):
+        await change(conn, await approval_of(conn, interrupt_id), ALICE, "200")
+
+
+# The policy of today
+
+
+def one(approvers: tuple[str, ...], **more: Any) -> Tiers:
+    """A policy of the one tier that the tests' claims have asked."""
+    tier = Tier(name="approval", approvers=approvers, **more)
+    return Tiers(rules=(Rule(tier=tier, over={"USD": Decimal(100)}),))
+
+
+async def test_the_policy_reaches_what_waits_when_it_is_told_to(conn: Connection, flows: Flows) -> None:
+    first = await waiting(conn, flows)
+    await refresh(conn, one(("U66EVE",), expires_after_s=60.0, remind_every_s=5.0), "t1", by="cli:ann")
+    approval = await newest(conn)
+    assert (approval.interrupt_id, approval.request_hash) == (first.interrupt_id, first.request_hash)
+    assert (approval.approvers, approval.whole, approval.status) == (("U66EVE",), True, "pending")
+    row = await one_row(
+        conn,
+        "SELECT expires_at > clock_timestamp() + interval '50 seconds' AS late, remind_at > clock_timestamp() AS remind"
+        " FROM approvals",
+    )
+    assert row == {"late": True, "remind": True}
+    with pytest.raises(NotAllowed):
+        await decide(conn, first.interrupt_id, ALICE, YES)
+    await decide(conn, first.interrupt_id, EVE, YES)
+    assert await run(conn, flows) == "over"
+    assert len(await money(conn)) == 1
+
+
+async def test_votes_of_those_who_are_off_the_list_are_void(conn: Connection, flows: Flows) -> None:
+    two = one(POLICY.approvers, required=2)
+    await start_claim(conn)
+    await run(conn, flows)
+    await refresh(conn, two, "t1", by="cli:ann")
+    interrupt_id = (await newest(conn)).interrupt_id
+    await decide(conn, interrupt_id, ALICE, YES)
+    await refresh(conn, one(("U02BOB", "U03CAROL"), required=2), "t1", by="cli:ann")
+    approval = await newest(conn)
+    assert [(each.person, each.void) for each in approval.decisions] == [(ALICE.key, True)]
+    assert approval.approvals_given == 0
+    await decide(conn, interrupt_id, BOB, YES)
+    assert (await newest(conn)).status == "pending"
+    # Back on the list their voice is theirs again.
+    await refresh(conn, two, "t1", by="cli:ann")
+    assert (await newest(conn)).status == "approved"
+
+
+async def test_what_is_enough_by_now_settles_it(conn: Connection, flows: Flows) -> None:
+    await start_claim(conn)
+    await run(conn, flows)
+    await refresh(conn, one(POLICY.approvers, required=2), "t1", by="cli:ann")
+    await decide(conn, (await newest(conn)).interrupt_id, ALICE, YES)
+    await refresh(conn, one(POLICY.approvers), "t1", by="cli:ann")
+    assert (await newest(conn)).status == "approved"
+    assert await run(conn, flows) == "over"
+    assert len(await money(conn)) == 1
+
+
+async def test_the_command_lines_word_stays(conn: Connection) -> None:
+    interrupt_id = await ask(conn, tier=Tier(name="approval", approvers=("U01ALICE",), required=2))
+    await decide(conn, interrupt_id, ANN, YES)
+    await refresh(conn, one(("U02BOB",), required=2), "t1", by="cli:ann")
+    await decide(conn, interrupt_id, BOB, YES)
+    assert (await approval_of(conn, interrupt_id)).status == "approved"
+
+
+async def test_a_tier_that_is_gone_leaves_everything_as_it_was(conn: Connection, flows: Flows) -> None:
+    first = await waiting(conn, flows)
+    gone = Tiers(rules=(Rule(tier=MANAGER, over={}),))
+    await rewrite(conn, "tier = 'old'")
+    with pytest.raises(Unaskable, match="no tier 'old'"):
+        await refresh(conn, gone, "t1", by="cli:ann")
+    assert (await newest(conn)).approvers == first.approvers
+
+
+async def test_a_thread_that_waits_for_nobody_is_left_alone(conn: Connection, flows: Flows) -> None:
+    await start_claim(conn, amount="20")
+    await run(conn, flows)
+    assert await refresh(conn, POLICY, "t1", by="cli:ann") == []
+    assert await all_rows(conn, "SELECT * FROM approvals") == []
