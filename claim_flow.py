@@ -487,7 +487,7 @@ def away(who: str | None, to: str | None, until: str | None, back: bool, as_json
         person = await _person_named(settings, who, user)
         async with _database(settings) as (_url, conn), conn.transaction():
             if to is None or until is None:
-                held = await delegations.end(conn, person)
+                held = await delegations.end(conn, person, by=user)
                 text = f"nobody decides for {person.name} any more" if held else f"nobody decided for {person.name}"
                 _print_json({"person": person.key, "ended": held}) if as_json else click.echo(text)
                 return

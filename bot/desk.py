@@ -213,7 +213,7 @@ class Desk:
 
         async def write(conn: Connection) -> bool:
             async with conn.transaction():
-                return await delegations.end(conn, person)
+                return await delegations.end(conn, person, by=person.key)
 
         return back_note(held=await on_pool(self._pool, write))
 
@@ -260,6 +260,7 @@ class Desk:
                 flow_version=new.flow_version,
                 input=new.input,
                 requested_by=person.key,
+                filed_by=person.key,
             ),
         )
 

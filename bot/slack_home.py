@@ -137,7 +137,7 @@ async def _approve(body: dict[str, Any], chosen: Chosen, decide: Decide) -> tupl
 
 def _hear_lists(bolt: AsyncApp, desk: Desk, decide: Decide) -> None:
     @bolt.middleware
-    async def forget_where_it_stands(body: dict[str, Any], next: Callable[[], Awaitable[None]]) -> None:  # noqa: A002
+    async def forget_where_it_stands(body: dict[str, Any], next: Callable[[], Awaitable[None]]) -> None:
         # Whatever hears a press takes its message for a copy of the card, and nobody can keep a private list true.
         if is_in_list(body):
             body["container"] = {**as_dict(body.get("container")), "message_ts": None}

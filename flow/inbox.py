@@ -145,7 +145,9 @@ async def find_threads(
 _REQUESTED = sql.SQL("lower(approvals.requested_by) = ANY(%(lowered)s)")
 _NAMED = sql.SQL("approvers && %(names)s::text[]")
 # Nobody may, for whom any of this is not so; whoever stands in for somebody stands where they do.
-_MAY = sql.SQL("(self_approval OR NOT {}) AND NOT raised_by && %(names)s::text[]").format(_REQUESTED)
+_MAY = sql.SQL("(self_approval OR NOT ({} OR raised_by && %(names)s::text[]))").format(_REQUESTED)
+# As `flow.policy.is_group` has it.
+_HAS_GROUP = sql.SQL("EXISTS (SELECT FROM unnest(approvers) AS name WHERE name ~ '^(S[A-Z0-9]{{2,}}|@.+)$')").format()
 _STANDS_IN = (
     "(approvers && {names}::text[] AND NOT lower(approvals.requested_by) = ANY({lowered})"
     " AND NOT raised_by && {names}::text[])"
@@ -167,6 +169,8 @@ def _view(view: View, person: Person) -> sql.Composable:
 def _mine(person: Person) -> sql.Composable:
     """What this person can decide now and has not: by their own name, else for the first of those who are away."""
     own = sql.SQL("WHEN {} THEN {}").format(_NAMED, sql.SQL(_NOT_VOTED).format(voice=sql.Placeholder("voice")))
+    # Whether their own voice is asked for is not known, and so neither whether they may lend it.
+    unknown = [] if person.groups_known else [sql.SQL("WHEN {} THEN false").format(_HAS_GROUP)]
     others = [
         sql.SQL("WHEN {} THEN {}").format(
             _stands_in_for(number), sql.SQL(_NOT_VOTED).format(voice=sql.Placeholder(f"voice_{number}"))
@@ -177,7 +181,7 @@ def _mine(person: Person) -> sql.Composable:
         "approvals.status = 'pending' AND approvers && %(any_names)s::text[] AND {}"
         " AND (expires_at IS NULL OR expires_at > clock_timestamp()"
         " OR (on_expiry = 'escalate' AND escalated_at IS NULL)) AND CASE {} ELSE false END"
-    ).format(_MAY, sql.SQL(" ").join([own, *others]))
+    ).format(_MAY, sql.SQL(" ").join([own, *unknown, *others]))
 
 
 def _stands_in_for(number: int) -> sql.Composable:

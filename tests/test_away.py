@@ -21,7 +21,7 @@ from flow.errors import BadInput, FlowError
 from flow.inbox import Search, count_mine, find, find_threads, may_see, place_named, place_of, waits_for
 from flow.model import Approval, Person
 from flow.policy import Tier
-from tests.browsing import Visitor
+from tests.browsing import Visitor, pages_in_process, signed_in_at_once
 from tests.command import Terminal
 from tests.home_door import Member, member_at_a_bot
 from tests.people import ALICE, BOB, CAROL, EVE, YES, ask, start_claim
@@ -125,12 +125,12 @@ def _people() -> list[Person]:
     mail = Person(
         key="mail:mary@example.com", name="mary", names=frozenset({"mail:mary@example.com", "mary@example.com"})
     )
-    return [ALICE, BOB, CAROL, EVE, mail]
+    return [ALICE, BOB, CAROL, EVE, mail, replace(EVE, groups_known=False)]
 
 
 async def _many_requests(conn: Connection) -> list[str]:
     """Requests of every kind that who sees and decides what depends on."""
-    lists = [("U01ALICE",), ("U02BOB", "mary@example.com"), ("U03CAROL", "U01ALICE"), ("U99NOBODY",)]
+    lists = [("U01ALICE",), ("U02BOB", "mary@example.com"), ("U03CAROL", "U01ALICE"), ("S01FIN", "U01ALICE")]
     requesters = ["cli:ann", "u01alice", BOB.key, "mail:mary@example.com"]
     ids = []
     for number, (approvers, requested_by, own) in enumerate(itertools.product(lists, requesters, (False, True))):
@@ -140,7 +140,8 @@ async def _many_requests(conn: Connection) -> list[str]:
     await conn.execute("UPDATE approvals SET raised_by = %s WHERE thread_id LIKE '%%5'", (sorted(BOB.names),))
     await conn.execute("UPDATE approvals SET expires_at = clock_timestamp() WHERE thread_id LIKE '%%7'")
     await conn.execute(
-        "UPDATE approvals SET on_expiry = 'escalate', escalate_to = '{U99X}', expires_after_s = 1 WHERE thread_id IN ('t07', 't17')"
+        "UPDATE approvals SET on_expiry = 'escalate', escalate_to = '{U99X}', expires_after_s = 1"
+        " WHERE thread_id IN ('t07', 't17')"
     )
     await conn.execute("UPDATE approvals a SET fingerprint = approval_fingerprint(a)")
     return ids
@@ -152,7 +153,7 @@ async def test_lists_counts_and_decisions_agree_for_everybody_and_their_delegate
     for delegations in ([], [(ALICE, "U02BOB")], [(ALICE, "U66EVE"), (BOB, "U66EVE"), (CAROL, "mary@example.com")]):
         for person in (ALICE, BOB, CAROL):
             async with conn.transaction():
-                await end(conn, person)
+                await end(conn, person, by=person.key)
         for person, delegate in delegations:
             await stand_in(conn, person, delegate)
         approvals = [await approval_of(conn, each) for each in ids]
@@ -216,7 +217,7 @@ async def test_a_delegate_finds_it_on_the_pages_too(database_url: str, conn: Con
     await stand_in(conn, ALICE, "U02BOB")
     async with pages_in_process(database_url) as site, Visitor(site.url) as visitor:
         await signed_in_at_once(conn, site, visitor, BOB)
-        assert path_of(interrupt_id) in [link for link in (await visitor.get("/approvals")).links]
+        assert path_of(interrupt_id) in (await visitor.get("/approvals")).links
         page = await visitor.get(path_of(interrupt_id))
         assert page.status == 200
         await visitor.post(path_of(interrupt_id), page.form("Approve").fields | {"verdict": "approve"})

@@ -1,4 +1,4 @@
-"""App Home: what a person finds there, what their presses do, and what Slack takes; over signed HTTP, in this process."""
+"""App Home: what a person finds there, what their presses do, and what Slack takes; over signed HTTP."""
 
 from __future__ import annotations
 

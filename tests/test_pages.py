@@ -632,6 +632,7 @@ async def test_a_search_finds_by_every_field_and_by_all_of_them(visit: Any, conn
             "UPDATE approvals SET request = %s, requested_at = %s WHERE interrupt_id = %s",
             (Jsonb({"amount": amount, "currency": "USD", "payee": payee}), asked, interrupt_id),
         )
+        await renew_fingerprint(conn, interrupt_id)
     await decide(conn, desks, ALICE, NO)
     alice = await visit(ALICE)
 
