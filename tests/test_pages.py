@@ -20,7 +20,7 @@ from bot.live import Live
 from bot.pages import PAGE
 from bot.site import Site
 from flow import database
-from flow.approvals import approval_of, decide
+from flow.approvals import approval_of, decide, renew_fingerprint
 from flow.database import Connection
 from flow.drive import drive
 from flow.flows import Flows
