@@ -14,7 +14,7 @@ from flow.approvals import decide
 from flow.database import Connection
 from flow.policy import Tier
 from tests.block_kit import findings, words_of
-from tests.home_door import Member, actions_in, command_body, items_of, member_at_a_bot
+from tests.home_door import Member, actions_in, buttons_in, command_body, items_of, member_at_a_bot
 from tests.local_slack import Answer, LocalSlack, skip_reason
 from tests.people import ALICE, BOB, NO, ask, start_claim
 from tests.rows import all_rows, one_row, until, value
@@ -88,6 +88,12 @@ async def test_a_list_pages_on_and_back_in_its_place(alice: Member, conn: Connec
     assert [actions_in(page, f"page-{place}") for page in (pages[0], pages[2])] == [["page-next"], ["page-previous"]]
 
 
+async def until_idle(member: Member) -> None:
+    """Return when the bot has done what it was asked before: it does the rest of a press in the background."""
+    assert member.slack.homes == []
+    await member.opened_home()
+
+
 async def test_a_press_in_a_list_is_decided_and_shown_in_its_place(alice: Member, conn: Connection) -> None:
     ids = [await ask(conn, f"t{number:02}") for number in range(12)][::-1]
     said = await alice.list_after(await alice.command(), "page-next", "page-waits")
@@ -100,8 +106,11 @@ async def test_a_press_in_a_list_is_decided_and_shown_in_its_place(alice: Member
     assert items_of(after, "list") == [ids[11]]
     assert taken_by_slack(after)
     # The list is no copy of the card, whatever is pressed in it: nobody could keep it true.
-    for action in ("reject", "details"):
-        assert (await alice.press_in_list(after, action, f"list-{ids[11]}")).status == 200
+    carried = buttons_in(after, f"list-{ids[11]}")[0]["value"]
+    for action in ("details", "change", "reject"):
+        pressed = [button(action, carried)]
+        assert (await alice.press_in_list(after, "reject", f"list-{ids[11]}", actions=pressed)).status == 200
+    await until_idle(alice)
     assert await all_rows(conn, "SELECT * FROM messages") == []
 
 
