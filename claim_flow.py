@@ -12,7 +12,7 @@ import getpass
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,6 +21,7 @@ from flow.errors import FlowError
 
 if TYPE_CHECKING:
     from flow.database import Connection
+    from flow.delegations import Delegation
     from flow.model import Approval, Person, Thread
     from flow.settings import Settings
     from flow.show import Story
@@ -455,6 +456,75 @@ def login(who: str) -> None:
         click.echo(f"It signs in as {person.key}, once, within ten minutes. It is not shown again.", err=True)
 
     _run(run)
+
+
+@cli.command()
+@click.option("--as", "who", metavar="WHO", help="Who is away: U01ALICE, alice@example.com or cli.")
+@click.option("--to", metavar="WHO", help="Who decides for them meanwhile, written as approvers are.")
+@click.option("--until", metavar="WHEN", help='The last day, such as friday, 2026-12-24 or "3 days".')
+@click.option("--back", is_flag=True, help="They are back: nobody decides for them any more.")
+@_json
+def away(who: str | None, to: str | None, until: str | None, back: bool, as_json: bool) -> None:
+    """Let somebody decide for a person who is away; without options, list who is."""
+    from datetime import UTC, datetime
+
+    from flow import delegations, inputs
+    from flow.errors import BadInput
+    from flow.policy import is_group
+    from flow.settings import approver_name
+
+    if (who is None) != (to is None and until is None and not back):
+        raise click.UsageError("say --as WHO with --to and --until, or with --back; or nothing")
+    if who is not None and (back != (to is None) or back != (until is None)):
+        raise click.UsageError("say --to WHO and --until WHEN, or --back")
+    user = _user()
+
+    async def run(settings: Settings) -> None:
+        if who is None:
+            async with _database(settings) as (_url, conn):
+                _print_delegations(await delegations.current(conn), as_json=as_json)
+            return
+        person = await _person_named(settings, who, user)
+        async with _database(settings) as (_url, conn), conn.transaction():
+            if to is None or until is None:
+                held = await delegations.end(conn, person, by=user)
+                text = f"nobody decides for {person.name} any more" if held else f"nobody decided for {person.name}"
+                _print_json({"person": person.key, "ended": held}) if as_json else click.echo(text)
+                return
+            try:
+                delegate = approver_name(inputs.parse_text("--to", to, inputs.MAX_NAME, lines=False))
+            except ValueError as exc:
+                raise BadInput("--to", to, str(exc)) from exc
+            if is_group(delegate):
+                raise BadInput("--to", to, "name one person, not a group")
+            now = datetime.now().astimezone()
+            end = delegations.parse_until(until, now=now, zone=now.tzinfo or UTC)
+            made = await delegations.away(conn, person, to=delegate, until=end, made_by=user)
+        _print_delegations([made], as_json=as_json, alone=True)
+
+    _run(run)
+
+
+def _print_delegations(found: Sequence[Delegation], *, as_json: bool, alone: bool = False) -> None:
+    from flow.text import visible
+
+    shown = [
+        {
+            "person": each.person,
+            "name": each.person_name,
+            "to": each.delegate,
+            "until": each.until.isoformat(),
+            "made_by": each.made_by,
+        }
+        for each in found
+    ]
+    if as_json:
+        _print_json(shown[0] if alone else shown)
+    for each in () if as_json else found:
+        until = f"{each.until.astimezone():%A %Y-%m-%d %H:%M %Z}"
+        click.echo(f"{each.delegate} decides for {visible(each.person_name)} ({each.person}) until {until}")
+    if not found and not as_json:
+        click.echo("nobody is away")
 
 
 @cli.group()

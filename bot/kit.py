@@ -19,6 +19,8 @@ SECTION_TEXT = 3000
 FIELD = 2000
 BUTTON = 75
 CONFIRM = 300
+HINT = 2000
+OPTION = 75
 
 _MEMBER = re.compile(r"(?:slack:[TE][A-Z0-9]+/)?([UW][A-Z0-9]{2,})")
 
@@ -36,6 +38,28 @@ def date(at: datetime) -> str:
 def label(text: str) -> Block:
     """A line of our own words above what it is about."""
     return {"type": "context", "elements": [mrkdwn(text, FIELD)]}
+
+
+def text_input(name: str, text: str, *, optional: bool = False, hint: str = "", **element: Any) -> Block:
+    """A field of a form; its block has the name of its action, which errors are said by."""
+    field: Block = {
+        "type": "input",
+        "block_id": name,
+        "label": told(text, HEADER),
+        "element": {"type": "plain_text_input", "action_id": name, **element},
+        "optional": optional,
+    }
+    return field | ({"hint": told(hint, HINT)} if hint else {})
+
+
+def typed_text(values: dict[str, Any], name: str) -> str:
+    """What was typed into that field, by a submission's `state.values`; empty for whatever else is in there."""
+    return as_text(as_dict(as_dict(values.get(name)).get(name)).get("value"))
+
+
+def ago(at: datetime) -> str:
+    """How long it is since, as Slack says it to each reader (in mrkdwn only)."""
+    return f"<!date^{int(at.timestamp())}^{{ago}}|{at:%Y-%m-%d %H:%M} UTC>"
 
 
 def safe(text: str, longest: int) -> str:

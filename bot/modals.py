@@ -49,8 +49,11 @@ Fill = Callable[[Connection, Person, Press], Awaitable[View]]
 Send = Callable[[Connection, Person, Press, Any], Awaitable[str | None]]
 
 
-def hear_modals(bolt: AsyncApp, door: Door) -> None:
-    """Hear the buttons that open modals, the forms in them, and the button in one of them."""
+def hear_modals(bolt: AsyncApp, door: Door, *, sent: Callable[[dict[str, Any]], None]) -> None:
+    """Hear the buttons that open modals, the forms in them, and the button in one of them.
+
+    `sent` is called with the payload of a form that was taken and was not opened from a card.
+    """
 
     async def details(conn: Connection, person: Person, press: Press) -> View:
         return await _details(conn, person, press, door.public_url)
@@ -59,9 +62,9 @@ def hear_modals(bolt: AsyncApp, door: Door) -> None:
     _hear_button(bolt, door, "change", "Your answer", _change_view)
     _hear_button(bolt, door, "change-amount", "Change amount", _amount_view)
     _hear_button(bolt, door, "details", "Details", details)
-    _hear_form(bolt, door, REJECT, "reason", _reject)
-    _hear_form(bolt, door, FORM, "step-0", _change)
-    _hear_form(bolt, door, AMOUNT, "amount", _change_amount)
+    _hear_form(bolt, door, REJECT, "reason", _reject, sent=sent)
+    _hear_form(bolt, door, FORM, "step-0", _change, sent=sent)
+    _hear_form(bolt, door, AMOUNT, "amount", _change_amount, sent=sent)
 
     @bolt.action("withdraw")
     async def take_back(ack: AsyncAck, body: dict[str, Any], respond: AsyncRespond) -> BoltResponse | None:
@@ -94,7 +97,9 @@ def _hear_button(bolt: AsyncApp, door: Door, action_id: str, title: str, fill: F
         return None
 
 
-def _hear_form(bolt: AsyncApp, door: Door, callback_id: str, first: str, send: Send) -> None:
+def _hear_form(
+    bolt: AsyncApp, door: Door, callback_id: str, first: str, send: Send, *, sent: Callable[[dict[str, Any]], None]
+) -> None:
     @bolt.view(callback_id)
     async def take_form(ack: AsyncAck, body: dict[str, Any]) -> BoltResponse | None:
         view = as_dict(body.get("view"))
@@ -108,6 +113,8 @@ def _hear_form(bolt: AsyncApp, door: Door, callback_id: str, first: str, send: S
             return None
         await ack()
         door.spawn(door.remember_copy(press))
+        if press.channel_id is None:
+            sent(body)
         return None
 
 

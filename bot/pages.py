@@ -11,7 +11,7 @@ import contextlib
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import TypeVar, get_args
 from urllib.parse import urlencode
@@ -29,13 +29,23 @@ from flow import inputs
 from flow.approvals import approval_of, decide
 from flow.database import AWAY, Connection
 from flow.errors import BadInput, FlowError, GroupsUnknown, NotAllowed, UnknownApproval
-from flow.inbox import Search, View, count_mine, find, lists_groups, may_see
+from flow.inbox import (
+    Search,
+    View,
+    count_mine,
+    find,
+    lists_groups,
+    may_see,
+    place_named,
+    place_of,
+    waits_for,
+)
 from flow.model import Approval, Person, Thread, Verdict
 from flow.policy import is_group
 from flow.questions import question_of
 from flow.sessions import Session, session_of
 from flow.show import Story, stories_of
-from flow.standing import check_person
+from flow.standing import check_person, escalates
 from flow.threads import thread_of, threads_of
 from flow.trace import Trace, trace_of
 
@@ -46,7 +56,6 @@ PAGE = 50
 
 _ONE = "/approvals/{interrupt_id:[0-9a-f]{32}}"
 _VIEWS: dict[str, View] = {view: view for view in get_args(View)}
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Open pages of one session that hear of changes.
 _MOST_STREAMS = 10
 
@@ -278,21 +287,17 @@ async def _rows(conn: Connection, found: Sequence[Approval], person: Person) -> 
         Row(
             approval=each,
             thread=threads[each.thread_id],
-            open=question_of(each.request).can_approve and _why_not(each, person) is None and not _gave(each, person),
+            open=question_of(each.request).can_approve and waits_for(each, person, datetime.now(UTC)),
         )
         for each in found
     ]
-
-
-def _gave(approval: Approval, person: Person) -> bool:
-    return any(decision.person == person.key for decision in approval.decisions)
 
 
 def _why_not(approval: Approval, person: Person) -> str | None:
     """Why this person cannot decide this approval now, in words; None if they can."""
     if approval.status != "pending":
         return f"This request is {approval.status}."
-    if approval.expires_at is not None and approval.expires_at <= datetime.now(UTC):
+    if approval.expires_at is not None and approval.expires_at <= datetime.now(UTC) and not escalates(approval):
         return "The time for a decision is over."
     try:
         check_person(approval, person)
@@ -369,14 +374,14 @@ def _following(query: Mapping[str, str], rows: Sequence[Row]) -> str | None:
     if len(rows) < PAGE:
         return None
     last = rows[-1].approval
-    after = f"{(last.requested_at - _EPOCH) // timedelta(microseconds=1)}~{last.interrupt_id}"
+    after = place_of(last.requested_at, last.interrupt_id)
     return urlencode(_query(query) | {"after": after})
 
 
 def _cursor_of(text: str | None) -> tuple[datetime, str] | None:
     if not text:
         return None
-    match = re.fullmatch(r"([0-9]{1,16})~([0-9a-f]{32})", text, re.ASCII)
-    if match is None:
+    place = place_named(text)
+    if place is None:
         raise Refused(400, "Not understood", "There is no such place in the list.")
-    return _EPOCH + timedelta(microseconds=int(match[1])), match[2]
+    return place

@@ -103,7 +103,9 @@ async def _site(settings: Settings, url: str, checks: dict[str, Check], *, web: 
             own_team = OwnTeam(client)
             await check_token(own_team)
             await check_groups(own_team, _groups(settings))
-            bolt = build_bolt(client, pool, own_team, background, public_url=settings.public_url)
+            bolt = build_bolt(
+                client, pool, own_team, background, viewers=settings.viewer_names, public_url=settings.public_url
+            )
             if settings.slack_app_token is not None:
                 socket = SocketMode(bolt, client, settings.slack_app_token.get_secret_value(), background)
                 await stack.enter_async_context(_socket(socket))

@@ -11,7 +11,7 @@ import hmac
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from importlib import resources
@@ -28,7 +28,8 @@ from bot.groups import OwnTeam
 from bot.limits import Limit, caller_of
 from bot.pool import Pool, on_pool
 from bot.problems import problem_of
-from flow.database import AWAY
+from flow.database import AWAY, Connection
+from flow.delegations import with_absent
 from flow.errors import FlowError
 from flow.model import Approval, Thread
 from flow.questions import question_of
@@ -173,8 +174,9 @@ class Site:
         self.set_cookie(response, "session", self.signed(token, use="session"), max_age_s=SESSION_HOURS * 3600)
 
     async def session(self, request: web.Request) -> Session | None:
+        """Who asks, if they are signed in, and whom they stand in for."""
         token = self.unsigned(self.cookie(request, "session"), use="session")
-        return await on_pool(self.pool, lambda conn: session_of(conn, token)) if token else None
+        return await on_pool(self.pool, lambda conn: _with_absent(conn, token)) if token else None
 
     async def signed_in(self, request: web.Request) -> Session:
         """Who asks. Raises SignInFirst."""
@@ -299,6 +301,11 @@ def _pattern(request: web.Request) -> str:
 def _copied(response: web.StreamResponse) -> dict[str, str]:
     """Headers that a handler has set itself stay."""
     return {name: response.headers[name] for name in _HEADERS if name in response.headers}
+
+
+async def _with_absent(conn: Connection, token: str) -> Session | None:
+    session = await session_of(conn, token)
+    return session and replace(session, person=await with_absent(conn, session.person))
 
 
 def _same(given: str, ours: str) -> bool:

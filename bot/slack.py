@@ -28,13 +28,16 @@ from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.blocks import Click, parse_click
+from bot.desk import Desk
 from bot.door import NO_BUTTON, Door, NotRecorded
 from bot.groups import OwnTeam
+from bot.heard import is_for_home
 from bot.kit import as_dict
 from bot.modals import FORMS, hear_modals
 from bot.outcomes import already, refusal
 from bot.pool import Pool
 from bot.slack_api import TROUBLES, read_error
+from bot.slack_home import hear_home
 from flow.approvals import decide
 from flow.errors import FlowError, SettingError
 from flow.model import Verdict
@@ -87,7 +90,13 @@ async def check_token(own_team: OwnTeam) -> None:
 
 
 def build_bolt(
-    client: AsyncWebClient, pool: Pool, own_team: OwnTeam, background: Background, *, public_url: str | None = None
+    client: AsyncWebClient,
+    pool: Pool,
+    own_team: OwnTeam,
+    background: Background,
+    *,
+    viewers: frozenset[str] = frozenset(),
+    public_url: str | None = None,
 ) -> AsyncApp:
     """The Bolt app. It does no verifying (see `slack_events`) and answers when its listener has returned."""
 
@@ -105,8 +114,14 @@ def build_bolt(
     )
     door = Door(client=client, pool=pool, own_team=own_team, spawn=background.spawn, public_url=public_url)
 
+    async def decide_click(click: Click) -> str | None:
+        return await _decide(door, click)
+
+    # First: it hears the presses of its own buttons alone.
+    desk = Desk(door, viewers=viewers)
+    hear_home(bolt, desk, decide=decide_click)
     _hear_clicks(bolt, door)
-    hear_modals(bolt, door)
+    hear_modals(bolt, door, sent=desk.show_again)
 
     @bolt.action(re.compile(""))
     async def ignore_other_actions(ack: AsyncAck) -> None:
@@ -184,6 +199,8 @@ def slack_events(bolt: AsyncApp, signing_secret: str) -> Callable[[web.Request],
 
 def _is_heard(body: dict[str, Any]) -> bool:
     """Whether anything here listens to it, and finds what it looks at. Bolt would fail on a wrong shape of the rest."""
+    if is_for_home(body):
+        return True
     if body.get("type") == "view_submission":
         view = as_dict(body.get("view"))
         return view.get("type") == "modal" and view.get("callback_id") in FORMS

@@ -1,21 +1,32 @@
-"""What a person sees in the inbox: approvals that name them, requests that they filed, or everything for a viewer."""
+"""What a person sees in the inbox: approvals that name them, or somebody they stand in for, requests that they filed,
+or everything for a viewer.
+
+Whom a person stands in for is in their `acts_for`: see `flow.delegations.with_absent`.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Literal
 
 from psycopg import sql
 
 from flow.approvals import latest_approvals
-from flow.database import Connection, Page
-from flow.model import Approval, Person
+from flow.database import Connection, Page, newest
+from flow.errors import NotAllowed
+from flow.model import Absent, Approval, Person, Thread
 from flow.policy import is_requester, names_person
+from flow.standing import check_person, escalates
+from flow.text import bare_name
+from flow.threads import threads_of
 
 View = Literal["mine", "all", "history"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +50,45 @@ def may_see(approval: Approval, person: Person, viewers: Collection[str]) -> boo
         names_person(viewers, person)
         or names_person(approval.approvers, person)
         or is_requester(approval.requested_by, person)
+        or any(_stands_in(approval, absent) for absent in person.acts_for)
     )
+
+
+def waits_for(approval: Approval, person: Person, now: datetime) -> bool:
+    """Whether this person's vote is still missing, and would be taken. The view `mine` says the same in SQL."""
+    over = approval.expires_at is not None and approval.expires_at <= now and not escalates(approval)
+    if approval.status != "pending" or over:
+        return False
+    try:
+        standing = check_person(approval, person)
+    except NotAllowed:
+        return False
+    voice = bare_name(standing.absent.key if standing.absent else person.key)
+    return not any(vote.person == person.key or vote.voice == voice for vote in approval.votes)
+
+
+def _stands_in(approval: Approval, absent: Absent) -> bool:
+    """Whether the list names somebody who is away, for what they could decide themselves. `_STANDS_IN` is the same."""
+    away = Person(key=absent.key, name=absent.name, names=absent.names)
+    asks = is_requester(approval.requested_by, away) or names_person(approval.raised_by, away)
+    return names_person(approval.approvers, away) and not asks
+
+
+# Places in a list
+
+
+def place_of(at: datetime, name: str) -> str:
+    """Where a list goes on after the row of this time and id, as text for a URL or a button."""
+    return f"{(at - _EPOCH) // timedelta(microseconds=1)}~{name}"
+
+
+def place_named(text: str) -> tuple[datetime, str] | None:
+    """The same as `find` and `find_threads` take it; None if it is no place."""
+    match = re.fullmatch(r"([0-9]{1,16})~([A-Za-z0-9._:@-]{1,200})", text, re.ASCII)
+    return (_EPOCH + timedelta(microseconds=int(match[1])), match[2]) if match else None
+
+
+# What is found
 
 
 async def find(
@@ -52,7 +101,7 @@ async def find(
     before: tuple[datetime, str] | None = None,
 ) -> list[Approval]:
     """The approvals that this person sees and looks for, newest first; those after `before`."""
-    conditions = [_VIEWS[search.view], *_seen(person, viewers), *_conditions(search)]
+    conditions = [_view(search.view, person), *_seen(person, viewers), *_conditions(search)]
     where = sql.SQL(" AND ").join(conditions)
     values = _person_values(person) | {
         "at_least": search.at_least,
@@ -70,7 +119,7 @@ async def find(
 
 async def count_mine(conn: Connection, person: Person) -> int:
     """How many approvals wait for this person."""
-    query = sql.SQL("SELECT count(*) AS n FROM approvals WHERE {}").format(_VIEWS["mine"])
+    query = sql.SQL("SELECT count(*) AS n FROM approvals WHERE {}").format(_mine(person))
     row = await (await conn.execute(query, _person_values(person))).fetchone()
     assert row is not None
     return int(row["n"])
@@ -78,37 +127,101 @@ async def count_mine(conn: Connection, person: Person) -> int:
 
 async def lists_groups(conn: Connection) -> bool:
     """Whether anything that waits lists a Slack user group: only then does it matter who is in which."""
-    query = (
-        "SELECT EXISTS (SELECT FROM approvals, unnest(approvers) AS name WHERE status = 'pending'"
-        " AND name ~ '^(@.+|S[A-Z0-9]{2,})$') AS found"
-    )
+    query = "SELECT EXISTS (SELECT FROM approvals WHERE status = 'pending' AND lists_group(approvers)) AS found"
     row = await (await conn.execute(query)).fetchone()
     assert row is not None
     return bool(row["found"])
 
 
-# The conditions in SQL. `mine` is what this person can decide now: named, not asked for by themselves, not yet decided.
+async def find_threads(
+    conn: Connection, person: Person, *, limit: int, before: tuple[datetime, str] | None = None
+) -> list[Thread]:
+    """What this person filed, newest first, whether or not it needed an approval; those after `before`."""
+    page = newest(("created_at", "thread_id"), before)
+    query = sql.SQL(
+        "SELECT thread_id FROM threads WHERE lower(requested_by) = ANY(%(lowered)s) AND {}"
+        " ORDER BY created_at DESC, thread_id LIMIT %(limit)s"
+    ).format(page.where)
+    rows = await conn.execute(query, {"limit": limit, **page.values, **_person_values(person)})
+    ids = [row["thread_id"] for row in await rows.fetchall()]
+    found = await threads_of(conn, ids)
+    return [found[thread_id] for thread_id in ids]
+
+
+# The conditions in SQL
+
 _REQUESTED = sql.SQL("lower(approvals.requested_by) = ANY(%(lowered)s)")
-_VIEWS: dict[View, sql.Composable] = {
-    "mine": sql.SQL(
-        "approvals.status = 'pending' AND approvers && %(names)s::text[] AND NOT {}"
-        " AND (expires_at IS NULL OR expires_at > clock_timestamp()) AND NOT EXISTS (SELECT FROM decisions d"
-        " WHERE d.interrupt_id = approvals.interrupt_id AND d.person = %(person)s)"
-    ).format(_REQUESTED),
-    "all": sql.SQL("true"),
-    "history": sql.SQL("approvals.status <> 'pending'"),
-}
+_NAMED = sql.SQL("approvers && %(names)s::text[]")
+# Nobody may, for whom any of this is not so; whoever stands in for somebody stands where they do.
+_MAY = sql.SQL("(self_approval OR NOT ({} OR raised_by && %(names)s::text[]))").format(_REQUESTED)
+_HAS_GROUP = sql.SQL("lists_group(approvers)")
+_STANDS_IN = (
+    "(approvers && {names}::text[] AND NOT lower(approvals.requested_by) = ANY({lowered})"
+    " AND NOT raised_by && {names}::text[])"
+)
+# As `flow.text.bare_name` has it.
+_VOICE = "regexp_replace(coalesce(d.for_person, d.person), '^(mail:|slack:[TE][A-Z0-9]+/)', '')"
+_NOT_VOTED = (
+    "NOT EXISTS (SELECT FROM decisions d WHERE d.interrupt_id = approvals.interrupt_id AND NOT d.void"
+    f" AND (d.person = %(person)s OR {_VOICE} = {{voice}}))"
+)
+
+
+def _view(view: View, person: Person) -> sql.Composable:
+    if view == "mine":
+        return _mine(person)
+    return sql.SQL("approvals.status <> 'pending'" if view == "history" else "true")
+
+
+def _mine(person: Person) -> sql.Composable:
+    """What this person can decide now and has not: by their own name, else for the first of those who are away."""
+    own = sql.SQL("WHEN {} THEN {}").format(_NAMED, sql.SQL(_NOT_VOTED).format(voice=sql.Placeholder("voice")))
+    # Whether their own voice is asked for is not known, and so neither whether they may lend it.
+    unknown = [] if person.groups_known else [sql.SQL("WHEN {} THEN false").format(_HAS_GROUP)]
+    others = [
+        sql.SQL("WHEN {} THEN {}").format(
+            _stands_in_for(number), sql.SQL(_NOT_VOTED).format(voice=sql.Placeholder(f"voice_{number}"))
+        )
+        for number in range(len(person.acts_for))
+    ]
+    return sql.SQL(
+        "approvals.status = 'pending' AND approvers && %(any_names)s::text[] AND {}"
+        " AND (expires_at IS NULL OR expires_at > clock_timestamp()"
+        " OR (on_expiry = 'escalate' AND escalated_at IS NULL)) AND CASE {} ELSE false END"
+    ).format(_MAY, sql.SQL(" ").join([own, *unknown, *others]))
+
+
+def _stands_in_for(number: int) -> sql.Composable:
+    names, lowered = sql.Placeholder(f"names_{number}"), sql.Placeholder(f"lowered_{number}")
+    return sql.SQL(_STANDS_IN).format(names=names, lowered=lowered)
 
 
 def _seen(person: Person, viewers: Collection[str]) -> list[sql.Composable]:
     if names_person(viewers, person):
         return []
-    return [sql.SQL("(approvers && %(names)s::text[] OR {})").format(_REQUESTED)]
+    others = map(_stands_in_for, range(len(person.acts_for)))
+    return [sql.SQL("({})").format(sql.SQL(" OR ").join([_NAMED, _REQUESTED, *others]))]
 
 
 def _person_values(person: Person) -> dict[str, Any]:
-    lowered = [name.lower() for name in person.names]
-    return {"person": person.key, "names": list(person.names), "lowered": lowered}
+    values: dict[str, Any] = {
+        "person": person.key,
+        "voice": bare_name(person.key),
+        "names": list(person.names),
+        "lowered": _lowered(person.names),
+        "any_names": list(person.names.union(*(absent.names for absent in person.acts_for))),
+    }
+    for number, absent in enumerate(person.acts_for):
+        values |= {
+            f"names_{number}": list(absent.names),
+            f"lowered_{number}": _lowered(absent.names),
+            f"voice_{number}": bare_name(absent.key),
+        }
+    return values
+
+
+def _lowered(names: Collection[str]) -> list[str]:
+    return [name.lower() for name in names]
 
 
 # A request of another flow may have no amount. What it has is looked for in its words, not in our names for them.

@@ -7,6 +7,7 @@ counted as if each of its `&<>` were an entity, although it is sent as it is.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -27,27 +28,45 @@ _MENTION = re.compile(r"<@([UW][A-Z0-9]+)>")
 _ENTITY = re.compile(r"&(?:amp|lt|gt);")
 
 
-def findings(text: str, blocks: list[dict[str, Any]], *, mentions: Collection[str] = ()) -> list[str]:
+def findings(
+    text: str, blocks: list[dict[str, Any]], *, mentions: Collection[str] = (), one_each: bool = True
+) -> list[str]:
     """What Slack, or we, would refuse in this message; each with its place. Empty: it is fine.
 
-    `mentions` are the members that we mean to mention; any other mention is a stranger's.
+    `mentions` are the members that we mean to mention; any other mention is a stranger's. `one_each`: no action is
+    there twice, as on a card; in a list each is once in a block.
     """
+    actions = _actions_of(blocks)
     return [
         *_text_findings("text", text, LONGEST_TEXT),
         *_mrkdwn_findings("text", text),
         *_mention_findings([text, *(each["text"] for each in texts(blocks) if each["type"] == "mrkdwn")], mentions),
         *_count_findings("blocks", blocks, MOST_BLOCKS),
         *_repeated("block_id", [block.get("block_id") for block in blocks]),
-        *_repeated("action_id", [each.get("action_id") for block in blocks for each in block.get("elements", [])]),
+        *(
+            found
+            for ids in ([[*itertools.chain(*actions)]] if one_each else actions)
+            for found in _repeated("action_id", ids)
+        ),
         *(found for number, block in enumerate(blocks) for found in _block_findings(f"blocks[{number}]", block)),
+    ]
+
+
+def _actions_of(blocks: list[dict[str, Any]]) -> list[list[str | None]]:
+    """The action ids of each block."""
+    return [
+        [each.get("action_id") for each in (*block.get("elements", []), block.get("accessory", {}))] for block in blocks
     ]
 
 
 def texts(blocks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Every text object, wherever it stands."""
     for block in blocks:
-        for each in (block.get("text"), *block.get("fields", []), *block.get("elements", [])):
-            if isinstance(each, dict) and each["type"] == "button":
+        inside = (block.get("text"), *block.get("fields", []), *block.get("elements", []), block.get("accessory"))
+        for each in inside:
+            if isinstance(each, dict) and each["type"] == "checkboxes":
+                yield from (option["text"] for option in each["options"])
+            elif isinstance(each, dict) and each["type"] == "button":
                 yield each["text"]
                 yield from each.get("confirm", {}).values()
             elif isinstance(each, dict):
@@ -76,7 +95,9 @@ def _header(place: str, block: dict[str, Any]) -> Iterator[str]:
 
 
 def _section(place: str, block: dict[str, Any]) -> Iterator[str]:
-    yield from _keys(place, block, optional={"text", "fields"})
+    yield from _keys(place, block, optional={"text", "fields", "accessory"})
+    if "accessory" in block:
+        yield from _button(f"{place}.accessory", block["accessory"])
     if "text" not in block and "fields" not in block:
         yield f"{place}: neither text nor fields"
     if "text" in block:
@@ -98,7 +119,27 @@ def _actions(place: str, block: dict[str, Any]) -> Iterator[str]:
     yield from _keys(place, block, needed={"elements"})
     yield from _count_findings(f"{place}.elements", block["elements"], 25)
     for number, element in enumerate(block["elements"]):
-        yield from _button(f"{place}.elements[{number}]", element)
+        check = _checkboxes if element.get("type") == "checkboxes" else _button
+        yield from check(f"{place}.elements[{number}]", element)
+
+
+def _checkboxes(place: str, element: dict[str, Any]) -> Iterator[str]:
+    """https://api.slack.com/reference/block-kit/block-elements#checkboxes"""
+    yield from _keys(place, element, needed={"action_id", "options"})
+    yield from _count_findings(f"{place}.options", element["options"], 10)
+    yield from _repeated("option", [option.get("value") for option in element["options"]])
+    for option in element["options"]:
+        yield from _keys(f"{place}.options", {"type": "option"} | option, needed={"text", "value"})
+        yield from _text_object(f"{place}.options", option["text"], 75)
+        yield from _text_findings(f"{place}.options.value", option["value"], 150)
+
+
+def _confirm(place: str, confirm: dict[str, Any]) -> Iterator[str]:
+    """https://api.slack.com/reference/block-kit/composition-objects#confirm"""
+    limits = {"title": 100, "text": 300, "confirm": 30, "deny": 30}
+    yield from _keys(place, {"type": "confirm"} | confirm, needed=set(limits))
+    for name, longest in limits.items():
+        yield from _text_object(f"{place}.{name}", confirm[name], longest, only="plain_text")
 
 
 def _button(place: str, element: dict[str, Any]) -> Iterator[str]:
@@ -116,13 +157,6 @@ def _button(place: str, element: dict[str, Any]) -> Iterator[str]:
         yield f"{place}.style: {element['style']!r}"
     if "confirm" in element:
         yield from _confirm(f"{place}.confirm", element["confirm"])
-
-
-def _confirm(place: str, each: dict[str, Any]) -> Iterator[str]:
-    longest = {"title": 100, "text": 300, "confirm": 30, "deny": 30}
-    yield from _keys(place, {"type": None, **each}, needed=set(longest))
-    for name in longest.keys() & each.keys():
-        yield from _text_object(f"{place}.{name}", each[name], longest[name], only="plain_text")
 
 
 def _divider(place: str, block: dict[str, Any]) -> Iterator[str]:
@@ -216,7 +250,7 @@ def view_findings(view: dict[str, Any], *, mentions: Collection[str] = ()) -> li
     return [
         *_keys("view", view, needed=needed, optional={"submit", "private_metadata"}),
         *_text_findings("callback_id", view["callback_id"], 255),
-        *_text_findings("private_metadata", view.get("private_metadata", "-"), 3000),
+        *_text_findings("private_metadata", view.get("private_metadata") or "-", 3000),
         *(
             found
             for name in ("title", "submit", "close")
@@ -228,6 +262,20 @@ def view_findings(view: dict[str, Any], *, mentions: Collection[str] = ()) -> li
         *_mention_findings(shown, mentions),
         *(found for number, block in enumerate(others) for found in _block_findings(f"blocks[{number}]", block)),
         *(found for number, block in enumerate(inputs) for found in _input(f"inputs[{number}]", block)),
+    ]
+
+
+def home_findings(view: dict[str, Any]) -> list[str]:
+    """The same for App Home."""
+    blocks = view["blocks"]
+    return [
+        *_keys("view", view, needed={"type", "blocks"}, optional={"private_metadata", "callback_id", "external_id"}),
+        *([] if view["type"] == "home" else [f"type {view['type']!r}"]),
+        *_text_findings("private_metadata", view["private_metadata"], 3000),
+        *_count_findings("blocks", blocks, 100),
+        *_repeated("block_id", [block.get("block_id") for block in blocks]),
+        *(found for ids in _actions_of(blocks) for found in _repeated("action_id", ids)),
+        *(found for number, block in enumerate(blocks) for found in _block_findings(f"blocks[{number}]", block)),
     ]
 
 

@@ -41,8 +41,9 @@ class QuietSlack:
     """The Web API of a workspace that says yes at once: `async with QuietSlack() as slack`, SLACK_API_URL `slack.url`.
 
     `messages` are those that stand in the channel, as they were written last, by ts; `views` the modals that were
-    opened, as they are now; `opened` what they showed at first. What a trigger id is called, opening fails with:
-    "expired_trigger_id" has expired.
+    opened, as they are now; `opened` what they showed at first; `homes` the Home views that were published, with whose
+    they are. What a trigger id is called, opening fails with: "expired_trigger_id" has expired. `zones` are people's
+    time zones; without one `users.info` never answers.
     """
 
     def __init__(self) -> None:
@@ -52,6 +53,8 @@ class QuietSlack:
         self.opened: list[dict[str, Any]] = []
         # Whether whoever opened a modal has closed it by the time it is filled.
         self.closes_modals = False
+        self.homes: list[tuple[str, dict[str, Any]]] = []
+        self.zones: dict[str, str] = {}
         self._seconds = itertools.count(1_700_000_000)
 
     async def __aenter__(self) -> Self:
@@ -62,6 +65,8 @@ class QuietSlack:
             "chat.update": self._update,
             "views.open": self._open,
             "views.update": self._change_view,
+            "views.publish": self._publish,
+            "users.info": self._user,
             "conversations.history": self._history,
             "conversations.replies": self._history,
         }.items():
@@ -119,6 +124,17 @@ class QuietSlack:
             return web.json_response({"ok": False, "error": "hash_conflict"})
         self.views[int(asked["view_id"][1:]) - 1] = asked["view"]
         return web.json_response({"ok": True, "view": {"id": asked["view_id"], "hash": "1.0"}})
+
+    async def _publish(self, request: web.Request) -> web.Response:
+        asked = await request.json()
+        self.homes.append((asked["user_id"], asked["view"]))
+        return web.json_response({"ok": True, "view": {"id": "V2"}})
+
+    async def _user(self, request: web.Request) -> web.Response:
+        user = request.query["user"]
+        if user not in self.zones:
+            await asyncio.Event().wait()
+        return web.json_response({"ok": True, "user": {"id": user, "tz": self.zones[user]}})
 
     async def _history(self, _: web.Request) -> web.Response:
         return web.json_response({"ok": True, "messages": list(self.messages.values()), "has_more": False})

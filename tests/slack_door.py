@@ -146,10 +146,14 @@ class Caller:
         values = typed_in(reason=reason)
         return await self.form_of(conn, interrupt_id, values, by=by, team=team, callback_id="reject")
 
+    async def reply(self, timeout_s: float = 10.0) -> dict[str, Any]:
+        """What came next through the `response_url`."""
+        async with asyncio.timeout(timeout_s):
+            return await self._notes.get()
+
     async def note(self, timeout_s: float = 10.0) -> str:
         """The next private note's text."""
-        async with asyncio.timeout(timeout_s):
-            told = await self._notes.get()
+        told = await self.reply(timeout_s)
         # Slack shows a reply to everybody, and in the card's place, unless it is told not to.
         assert (told["response_type"], told["replace_original"]) == ("ephemeral", False)
         return str(told["text"])
@@ -193,13 +197,18 @@ async def reject_in(slack: LocalSlack, user: str, ts: str, reason: str = "", **p
 
 
 @contextlib.asynccontextmanager
-async def bot_in_process(database_url: str, client: AsyncWebClient) -> AsyncIterator[str]:
+async def bot_in_process(
+    database_url: str,
+    client: AsyncWebClient,
+    *,
+    viewers: frozenset[str] = frozenset(),
+    public_url: str | None = None,
+) -> AsyncIterator[str]:
     """The URL of the web application as a service serves it. At the end, what requests left behind is finished."""
     background = Background()
     async with pool_of(database_url) as pool:
-        app = build_web(
-            slack=slack_events(build_bolt(client, pool, OwnTeam(client), background), SIGNING_SECRET), checks={}
-        )
+        bolt = build_bolt(client, pool, OwnTeam(client), background, viewers=viewers, public_url=public_url)
+        app = build_web(slack=slack_events(bolt, SIGNING_SECRET), checks={})
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -446,8 +446,8 @@ async def test_withdraw_takes_back_what_was_shown_and_not_what_is_asked_by_now(
 async def test_what_cannot_be_said_in_a_channel_is_a_direct_message(
     bot: Caller, slack: QuietSlack, conn: Connection
 ) -> None:
-    """A card in the App Home has no channel, and no response_url."""
-    view = {"id": "V1", "type": "home", "team_id": "T01TEST"}
+    """What is pressed in a modal is in no channel, and has no response_url."""
+    view = {"id": "V1", "type": "modal", "team_id": "T01TEST"}
     home: dict[str, Any] = {"response_url": ABSENT, "container": {"type": "view", "view_id": "V1"}, "view": view}
     body = await bot.body_of(conn, await ask(conn), by="U66EVE", **home)
     assert (await bot.click(body)).status == 200

@@ -22,6 +22,12 @@ ALTER TABLE approvals
     ADD CHECK (changed_to IS NULL OR (status = 'superseded' AND changed_by IS NOT NULL)),
     ADD CHECK (on_expiry = 'reject' OR (cardinality(escalate_to) > 0 AND expires_after_s IS NOT NULL));
 
+-- Slack user groups among the approvers, as flow.policy.is_group has it; and whether anything that waits lists one.
+CREATE FUNCTION lists_group(names text[]) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT EXISTS (SELECT FROM unnest(names) AS name WHERE name ~ '^(S[A-Z0-9]{2,}|@.+)$')
+$$;
+CREATE INDEX approvals_listing_groups ON approvals (interrupt_id) WHERE status = 'pending' AND lists_group(approvers);
+
 ALTER TABLE decisions
     -- Whoever gave their vote into this person's hands while away; NULL: they decided for themselves.
     ADD COLUMN for_person text,

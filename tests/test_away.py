@@ -1,0 +1,271 @@
+"""Somebody decides for a person who is away: how that is said in Slack and at the command line, and what they see."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from psycopg import Rollback
+
+from bot.away import parse_away
+from flow.approvals import approval_of, decide
+from flow.database import Connection
+from flow.delegations import away, current, end, with_absent
+from flow.errors import BadInput, FlowError
+from flow.inbox import Search, count_mine, find, find_threads, may_see, place_named, place_of, waits_for
+from flow.model import Approval, Person
+from flow.policy import Tier
+from tests.browsing import Visitor, pages_in_process, signed_in_at_once
+from tests.command import Terminal
+from tests.home_door import Member, member_at_a_bot
+from tests.people import ALICE, BOB, CAROL, EVE, YES, ask, start_claim
+from tests.rows import all_rows, one_row, value
+from tests.test_pages import path_of
+
+
+@pytest.fixture
+async def alice(database_url: str) -> AsyncIterator[Member]:
+    async with member_at_a_bot(database_url) as alice:
+        yield alice
+
+
+async def stand_in(conn: Connection, person: Person, delegate: str) -> None:
+    then = await value(conn, "SELECT clock_timestamp() + interval '1 day'")
+    async with conn.transaction():
+        await away(conn, person, to=delegate, until=then, made_by=person.key)
+
+
+# In Slack
+
+
+@pytest.mark.parametrize(
+    "how", ["<@U02BOB> until friday", "<@U02BOB|bob> friday", "  <@U02BOB|bob the 1st>  until   Friday "]
+)
+async def test_away_lets_somebody_decide_until_the_end_of_that_day_where_i_am(
+    alice: Member, conn: Connection, how: str
+) -> None:
+    alice.slack.zones["U01ALICE"] = "America/New_York"
+    said = (await alice.command(f"away {how}"))["text"]
+
+    row = await one_row(
+        conn, "SELECT person, delegate, made_by, until AT TIME ZONE 'America/New_York' AS until FROM delegations"
+    )
+    assert (row["person"], row["delegate"], row["made_by"]) == (ALICE.key, "U02BOB", ALICE.key)
+    assert (row["until"].isoweekday(), f"{row['until']:%H:%M:%S}") == (5, "23:59:59")
+    assert said.startswith("🌴 <@U02BOB> decides for you until <!date^") and said.endswith("(America/New_York time).")
+
+
+@pytest.mark.parametrize("zone", [None, "", "Middle/Earth", "../etc/passwd"])
+async def test_whose_zone_slack_does_not_say_in_time_is_at_utc(
+    alice: Member, conn: Connection, zone: str | None
+) -> None:
+    if zone is not None:
+        alice.slack.zones["U01ALICE"] = zone
+    assert (await alice.command("away <@U02BOB> until tomorrow"))["text"].endswith("(UTC time).")
+    assert f"{await value(conn, 'SELECT until FROM delegations'):%H:%M}" == "23:59"
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("@bob until friday", "pick the person from the menu"),
+        ("<@U01ALICE> until friday", "it must be somebody else"),
+        ("<@U02BOB> until someday", 'write "friday"'),
+        ("<@U02BOB> until 2020-01-01", "later than now"),
+        ("<@U02BOB> until 20 weeks", "at most 90 days"),
+        ("<@U02BOB>", "until friday"),
+        ("<!subteam^S01FIN|@finance> until friday", "until friday"),
+        ("bob until friday", "until friday"),
+        ("<!channel> <!here>", "until friday"),
+    ],
+)
+async def test_what_cannot_be_understood_is_said_and_changes_nothing(
+    alice: Member, conn: Connection, how: str, said: str
+) -> None:
+    alice.slack.zones["U01ALICE"] = "UTC"
+    answer = (await alice.command(f"away {how}"))["text"]
+    assert said in answer and "<!" not in answer
+    assert await all_rows(conn, "SELECT * FROM delegations") == []
+
+
+async def test_back_ends_it_and_away_alone_says_how_it_stands(alice: Member, conn: Connection) -> None:
+    alice.slack.zones["U01ALICE"] = "UTC"
+    assert (await alice.command("back"))["text"] == "Nobody was deciding for you."
+    await alice.command("away <@U02BOB> until tomorrow")
+    assert "<@U02BOB> decides for you until" in (await alice.command("away"))["text"]
+    assert "decides for you until" not in (await replace(alice, id="U02BOB").command("away"))["text"]
+    assert (await alice.command("back"))["text"] == "👋 Nobody decides for you any more."
+    assert await current(conn) == []
+    assert "decides for you until" not in (await alice.command("away"))["text"]
+
+
+async def test_another_delegate_takes_the_place_of_the_first(alice: Member, conn: Connection) -> None:
+    alice.slack.zones["U01ALICE"] = "UTC"
+    for member in ("U02BOB", "U03CAROL", "U03CAROL"):
+        await alice.command(f"away <@{member}> until 3 days")
+    assert [each.delegate for each in await current(conn)] == ["U03CAROL"]
+
+
+@pytest.mark.parametrize("text", ["", "<@", "<@U02BOB", "<@U02BOB>until friday", "<@u02bob> until friday", "\x00 \x00"])
+def test_what_names_nobody_is_refused(text: str) -> None:
+    with pytest.raises(BadInput):
+        parse_away(text)
+
+
+# What a delegate sees and may do
+
+
+def _people() -> list[Person]:
+    mail = Person(
+        key="mail:mary@example.com", name="mary", names=frozenset({"mail:mary@example.com", "mary@example.com"})
+    )
+    return [ALICE, BOB, CAROL, EVE, mail, replace(EVE, groups_known=False)]
+
+
+async def _many_requests(conn: Connection) -> list[str]:
+    """Requests of every kind that who sees and decides what depends on."""
+    lists = [("U01ALICE",), ("U02BOB", "mary@example.com"), ("U03CAROL", "U01ALICE"), ("S01FIN", "U01ALICE")]
+    requesters = ["cli:ann", "u01alice", BOB.key, "mail:mary@example.com"]
+    ids = []
+    for number, (approvers, requested_by, own) in enumerate(itertools.product(lists, requesters, (False, True))):
+        tier = Tier(name="approval", approvers=approvers, required=2, self_approval=own)
+        ids.append(await ask(conn, f"t{number:02}", tier=tier, requested_by=requested_by))
+    await conn.execute("UPDATE approvals SET raised_by = %s WHERE thread_id LIKE '%%3'", (sorted(ALICE.names),))
+    await conn.execute("UPDATE approvals SET raised_by = %s WHERE thread_id LIKE '%%5'", (sorted(BOB.names),))
+    await conn.execute("UPDATE approvals SET expires_at = clock_timestamp() WHERE thread_id LIKE '%%7'")
+    await conn.execute(
+        "UPDATE approvals SET on_expiry = 'escalate', escalate_to = '{U99X}', expires_after_s = 1"
+        " WHERE thread_id IN ('t07', 't17')"
+    )
+    await conn.execute("UPDATE approvals a SET fingerprint = approval_fingerprint(a)")
+    return ids
+
+
+async def test_lists_counts_and_decisions_agree_for_everybody_and_their_delegates(conn: Connection) -> None:
+    """What SQL finds is what the pure rules say, and what waits for a person is what `decide` takes from them."""
+    ids = await _many_requests(conn)
+    for delegations in ([], [(ALICE, "U02BOB")], [(ALICE, "U66EVE"), (BOB, "U66EVE"), (CAROL, "mary@example.com")]):
+        for person in (ALICE, BOB, CAROL):
+            async with conn.transaction():
+                await end(conn, person, by=person.key)
+        for person, delegate in delegations:
+            await stand_in(conn, person, delegate)
+        approvals = [await approval_of(conn, each) for each in ids]
+        for person in _people():
+            await _check_agreement(conn, approvals, person)
+        # Some have voted by then.
+        for voter, interrupt_id in ((ALICE, ids[0]), (BOB, ids[8]), (EVE, ids[1]), (CAROL, ids[16])):
+            if waits_for(await approval_of(conn, interrupt_id), await with_absent(conn, voter), datetime.now(UTC)):
+                await decide(conn, interrupt_id, voter, YES)
+
+
+async def _check_agreement(conn: Connection, approvals: list[Approval], person: Person) -> None:
+    acting, now, nobody = await with_absent(conn, person), datetime.now(UTC), frozenset[str]()
+    seen = await find(conn, acting, Search(view="all"), viewers=nobody, limit=100)
+    assert {each.interrupt_id for each in seen} == {
+        each.interrupt_id for each in approvals if may_see(each, acting, nobody)
+    }
+    mine = {each.interrupt_id for each in await find(conn, acting, Search(), viewers=nobody, limit=100)}
+    assert mine == {each.interrupt_id for each in approvals if waits_for(each, acting, now)}
+    assert await count_mine(conn, acting) == len(mine)
+    assert mine == {each.interrupt_id for each in approvals if await _would_be_taken(conn, each, person)}
+
+
+async def _would_be_taken(conn: Connection, approval: Approval, person: Person) -> bool:
+    taken = False
+    async with conn.transaction():
+        try:
+            taken = (await decide(conn, approval.interrupt_id, person, YES)).recorded
+        except FlowError:
+            taken = False
+        raise Rollback
+    return taken
+
+
+async def test_a_viewer_sees_everything_and_it_is_no_more_theirs_to_decide(conn: Connection) -> None:
+    ids = await _many_requests(conn)
+    viewers = frozenset({"U66EVE"})
+    assert len(await find(conn, EVE, Search(view="all"), viewers=viewers, limit=100)) == len(ids)
+    assert await find(conn, EVE, Search(), viewers=viewers, limit=100) == []
+
+
+async def test_what_somebody_filed_is_found_page_by_page(conn: Connection) -> None:
+    for number in range(5):
+        await start_claim(conn, f"t{number}", requested_by=("U01ALICE", "u01alice", ALICE.key)[number % 3])
+        await start_claim(conn, f"other{number}")
+    first = await find_threads(conn, ALICE, limit=3)
+    last = first[-1]
+    rest = await find_threads(conn, ALICE, limit=3, before=(last.created_at, last.thread_id))
+    assert [each.thread_id for each in (*first, *rest)] == ["t4", "t3", "t2", "t1", "t0"]
+
+
+def test_a_place_is_read_as_it_was_written() -> None:
+    at = datetime(2026, 12, 1, 9, 0, 0, 123456, tzinfo=UTC)
+    assert place_named(place_of(at, "0" * 32)) == (at, "0" * 32)
+    for odd in ("", "1", "~a", "1~", "1~\x00", "1~a b", "99999999999999999~a", "-1~a", "١~a"):
+        assert place_named(odd) is None
+
+
+async def test_a_delegate_finds_it_on_the_pages_too(database_url: str, conn: Connection) -> None:
+    interrupt_id = await ask(conn, tier=Tier(name="approval", approvers=("U01ALICE",)))
+    await stand_in(conn, ALICE, "U02BOB")
+    async with pages_in_process(database_url) as site, Visitor(site.url) as visitor:
+        await signed_in_at_once(conn, site, visitor, BOB)
+        assert path_of(interrupt_id) in (await visitor.get("/approvals")).links
+        page = await visitor.get(path_of(interrupt_id))
+        assert page.status == 200
+        await visitor.post(path_of(interrupt_id), page.form("Approve").fields | {"verdict": "approve"})
+    row = await one_row(conn, "SELECT person, for_person, verdict FROM decisions")
+    assert row == {"person": BOB.key, "for_person": ALICE.key, "verdict": "approve"}
+
+
+# At the command line
+
+
+def test_the_command_line_says_who_decides_for_whom(database_url: str, tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path, DATABASE_URL=database_url)
+    assert terminal.run("away").out == "nobody is away\n"
+    made = terminal.run("away", "--as", "alice@example.com", "--to", "Bob@Example.com", "--until", "3 days", "--json")
+    said = json.loads(made.out)
+    assert (made.code, said["person"], said["to"]) == (0, "mail:alice@example.com", "bob@example.com")
+    assert said["made_by"].startswith("cli:") and datetime.fromisoformat(said["until"]) > datetime.now(UTC)
+    assert json.loads(terminal.run("away", "--json").out) == [said]
+    assert re.fullmatch(
+        r"bob@example\.com decides for alice@example\.com \(mail:alice@example\.com\) until \w+day .*\n",
+        terminal.run("away").out,
+    )
+    back = ("away", "--as", "alice@example.com", "--back")
+    assert terminal.run(*back).out == "nobody decides for alice@example.com any more\n"
+    assert terminal.run(*back).out == "nobody decided for alice@example.com\n"
+    assert terminal.run("away", "--json").out == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (("--as", "alice@example.com"), 2),
+        (("--to", "bob@example.com", "--until", "friday"), 2),
+        (("--back",), 2),
+        (("--as", "alice@example.com", "--to", "bob@example.com"), 2),
+        (("--as", "alice@example.com", "--to", "bob@example.com", "--until", "friday", "--back"), 2),
+        (("--as", "alice@example.com", "--to", "alice@example.com", "--until", "friday"), 2),
+        (("--as", "alice@example.com", "--to", "@finance", "--until", "friday"), 2),
+        (("--as", "alice@example.com", "--to", "no name", "--until", "friday"), 2),
+        (("--as", "alice@example.com", "--to", "bob@example.com", "--until", "someday"), 2),
+        (("--as", "alice", "--to", "bob@example.com", "--until", "friday"), 2),
+        # Slack is off, so nobody knows whose member she is.
+        (("--as", "U01ALICE", "--to", "bob@example.com", "--until", "friday"), 1),
+    ],
+)
+async def test_what_is_not_whole_is_refused_at_the_command_line(
+    database_url: str, conn: Connection, tmp_path: Path, options: tuple[str, ...], code: int
+) -> None:
+    done = Terminal(tmp_path, DATABASE_URL=database_url).run("away", *options)
+    assert (done.code, done.out) == (code, "")
+    assert await all_rows(conn, "SELECT * FROM delegations") == []
