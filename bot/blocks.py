@@ -135,7 +135,7 @@ def reply(approval: Approval, thread: Thread, payment: Payment | None) -> str:
 
 def reminder(approval: Approval) -> str:
     """The word below the card to those who have not decided yet."""
-    done = {bare_name(approval.requested_by), *(bare_name(decision.person) for decision in approval.votes)}
+    done = {bare_name(approval.requested_by), *(vote.voice for vote in approval.votes)}
     left = [bare_name(name) for name in approval.approvers if bare_name(name) not in done]
     names = [mention(name, _NAME) for name in left[:_MENTIONS]]
     names += [f"{len(left) - _MENTIONS} more"] if len(left) > _MENTIONS else []

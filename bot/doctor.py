@@ -20,7 +20,7 @@ from flow.assess import Unanswered, adviser_of
 from flow.database import check_locks, connect, database_url, ensure_schema
 from flow.errors import FlowError
 from flow.model import Claim
-from flow.policy import LIMITS, Tier, in_words, policy_of
+from flow.policy import LIMITS, Tier, policy_of
 from flow.providers import provider_of
 from flow.settings import Settings
 from flow.starting import Checker
@@ -115,10 +115,13 @@ def _policy(settings: Settings) -> Finding:
     except FlowError as exc:
         return Finding(what="policy", ok=False, found=str(exc), fix="see policy.example.toml")
     if settings.policy_path is not None:
-        found = "; ".join(in_words(policy.tier(name)) for name in policy.names)
-        nobody = [name for name in policy.names if not policy.tier(name).approvers]
-        fix = "give the tier approvers, or only the command line can decide" if nobody else ""
-        return Finding(what="policy", ok=not nobody, found=f"{settings.policy_path}: {found}", fix=fix)
+        tiers = [policy.tier(name) for name in policy.names]
+        fix = ""
+        if not all(tier.approvers for tier in tiers):
+            fix = "give the tier approvers, or only the command line can decide"
+        elif any(tier.step_up for tier in tiers) and settings.public_url is None:
+            fix = "set PUBLIC_URL: what takes the page (step_up_over) could be approved by nobody in Slack"
+        return Finding(what="policy", ok=not fix, found=f"{settings.policy_path}: {'; '.join(policy.words)}", fix=fix)
     limits = ", ".join(f"{limit} {currency}" for currency, limit in LIMITS.items())
     asked = f"over {limits}, and in any other currency, one of"
     if not settings.approvers:

@@ -167,6 +167,9 @@ class Decision(BaseModel):
     reason: str
     decided_at: datetime
     answer: dict[str, Any] | None
+    for_person: str | None = Field(description="Whose vote it is, if that person is away and gave it to this one.")
+    for_name: str | None
+    void: bool = Field(description="It counts no more: the rules were changed, and the person is off the list.")
 
 
 class Approval(BaseModel):
@@ -183,6 +186,10 @@ class Approval(BaseModel):
     settled_at: datetime | None
     withdrawn_by: str | None
     withdrawn_why: str
+    escalated_at: datetime | None
+    changed_to: dict[str, str] | None = Field(description="Superseded by a request for this.")
+    changed_by: str | None
+    changed_why: str
     decisions: list[Decision]
 
 
@@ -247,6 +254,7 @@ class Thread(BaseModel):
     payee: str | None
     note: str | None
     input: dict[str, Any]
+    changed: dict[str, str] | None = Field(description="Fields of the input that are asked for otherwise by now.")
     requested_by: str
     created_at: datetime
     reason: str | None

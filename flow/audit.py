@@ -26,7 +26,7 @@ from psycopg.types.json import Jsonb
 
 from flow.database import Connection, Lock, try_lock_until_commit
 from flow.errors import BadInput, ChainBroken, RowMissing
-from flow.policy import Policy, in_words
+from flow.policy import Policy
 from flow.text import canonical, digest
 
 AuditKind = Literal[
@@ -194,8 +194,7 @@ async def record_policy(conn: Connection, policy: Policy, *, by: str) -> None:
     ).fetchone()
     if row is None or row["sha256"] != fingerprint:
         # Two at once may both write it, which says nothing that is wrong.
-        words = [in_words(policy.tier(name)) for name in policy.names]
-        data = {"sha256": fingerprint, "tiers": words, "rules": rules}
+        data = {"sha256": fingerprint, "tiers": list(policy.words), "rules": rules}
         await record(conn, "policy.changed", who=by, door=door_of(by), data=data)
 
 

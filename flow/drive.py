@@ -290,7 +290,7 @@ async def _tell_the_end(conn: Connection, thread_id: str, status: str) -> None:
         await notices.raise_alarm(conn, thread_id)
     if status == "stuck":
         # A payment that is unknown has said so itself.
-        claim = (await threads.thread_of(conn, thread_id)).input
+        claim = (await threads.thread_of(conn, thread_id)).asks_for
         payment = (await payments.payments_of(conn, [thread_id])).get(thread_id)
         reference = payment.reference if payment else None
         data = facts_of_thread(thread_id, claim, approvals, status=status, reference=reference)

@@ -90,6 +90,10 @@ class Policy(Protocol):
     def names(self) -> tuple[str, ...]:
         """Of its tiers, in their order."""
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Its tiers for a person, in their order."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class OneTier:
@@ -110,6 +114,10 @@ class OneTier:
     @property
     def names(self) -> tuple[str, ...]:
         return (UNNAMED,)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return (in_words(self.tier(UNNAMED)),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +161,10 @@ class Tiers:
     def names(self) -> tuple[str, ...]:
         return tuple(rule.tier.name for rule in self.rules)
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        return tuple(in_words(rule.tier) + _page_in_words(rule.step_up_over) for rule in self.rules)
+
 
 def _is_over(limits: Mapping[str, Decimal], claim: Claim) -> bool:
     limit = limits.get(claim.currency)
@@ -174,6 +186,13 @@ def in_words(tier: Tier) -> str:
         "both": f", in {tier.channel or 'the channel'} and by direct messages",
     }[tier.post_to]
     return f"{tier.name}: {who}{own}{page}{within}{then}{every}{hours}{where}"
+
+
+def _page_in_words(over: Mapping[str, Decimal] | None) -> str:
+    if over is None:
+        return ""
+    amounts = ", ".join(f"{limit:,} {currency}" for currency, limit in over.items())
+    return f", on the page over {amounts} and in other currencies" if over else ", on the page"
 
 
 def _in_words(seconds: float) -> str:

@@ -52,6 +52,7 @@ class Story:
             "status": thread.status,
             **{name: self._said(name) for name in ("amount", "currency", "payee", "note")},
             "input": thread.input,
+            "changed": thread.changed,
             "requested_by": thread.requested_by,
             "created_at": thread.created_at.isoformat(),
             "reason": thread.reason,
@@ -63,8 +64,8 @@ class Story:
         }
 
     def _said(self, name: str) -> str | None:
-        """A field of a claim, or one of the same name in another flow's input, if it is text."""
-        said = self.thread.input.get(name)
+        """A field of a claim as it is asked for now, or one of the same name in another flow's input, if it is text."""
+        said = self.thread.asks_for.get(name)
         return said if isinstance(said, str) else None
 
     @property
@@ -177,6 +178,7 @@ def print_story(story: Story) -> None:
     row("progress", "{} of {}".format(*thread.progress) if thread.progress else "")
     row("next try", _when(thread.due_at) if thread.put_off else "")
     row("amount", story.amount)
+    row("filed as", thread.input["amount"] if thread.changed else "")
     for name, said in thread.input.items():
         if name not in ("amount", "currency"):
             row(name, said if isinstance(said, str) else json.dumps(said, ensure_ascii=False))
@@ -189,7 +191,9 @@ def print_story(story: Story) -> None:
         _add_question(row, question_of(approval.request))
         row("approvers", ", ".join(approval.approvers) or "nobody but the command line")
         row("expires", _when(approval.expires_at))
+        row("escalated", _when(approval.escalated_at))
         row("withdrawn", withdrawn_in_words(approval))
+        row("changed", f"to {approval.changed_to['amount']} by {approval.changed_by}" if approval.changed_to else "")
         for decision in approval.decisions:
             reason = f": {decision.reason}" if decision.reason else ""
             void = ", void" if decision.void else ""
@@ -268,6 +272,10 @@ def approval_as_json(approval: Approval) -> dict[str, Any]:
         "settled_at": approval.settled_at and approval.settled_at.isoformat(),
         "withdrawn_by": approval.withdrawn_by,
         "withdrawn_why": approval.withdrawn_why,
+        "escalated_at": approval.escalated_at and approval.escalated_at.isoformat(),
+        "changed_to": approval.changed_to,
+        "changed_by": approval.changed_by,
+        "changed_why": approval.changed_why,
         "decisions": [decision_as_json(decision) for decision in approval.decisions],
     }
 
@@ -282,6 +290,9 @@ def decision_as_json(decision: Decision) -> dict[str, Any]:
         "reason": decision.reason,
         "decided_at": decision.decided_at.isoformat(),
         "answer": decision.answer,
+        "for_person": decision.for_person,
+        "for_name": decision.for_name,
+        "void": decision.void,
     }
 
 

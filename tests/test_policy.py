@@ -47,6 +47,9 @@ def names_of(policy: Tiers, amount: str, currency: str) -> list[str]:
     return [tier.name for tier in policy.tiers_of(parse_claim(amount=amount, currency=currency))]
 
 
+# A tier of one, to which more is added.
+ONE = '[[tiers]]\nname = "one"\napprovers = ["U01ALICE"]\n'
+
 # The file
 
 
@@ -56,11 +59,29 @@ def test_the_example_is_a_policy(policy: Tiers) -> None:
         approvers=("U03DANA", "U04EMIL", "webhook:acme:carol"),
         required=2,
         expires_after_s=604_800,
+        on_expiry="escalate",
+        escalate_to=("U05FAY",),
         rank=1,
     )
+    assert policy.rules[1].step_up_over == {"USD": Decimal(250_000), "EUR": Decimal(250_000)}
     assert policy.rules[0].tier.approvers == ("U01ALICE", "U02BOB", "@finance", "carol@example.com")
     assert policy.rules[0].over == {"USD": Decimal("100.00"), "EUR": Decimal("100.00")}
-    assert in_words(policy.rules[1].tier) == "vp: 2 of U03DANA, U04EMIL, webhook:acme:carol, within 7 days"
+    assert policy.words[1] == (
+        "vp: 2 of U03DANA, U04EMIL, webhook:acme:carol, within 7 days, then also U05FAY,"
+        " on the page over 250,000.00 USD, 250,000.00 EUR and in other currencies"
+    )
+
+
+@pytest.mark.parametrize(
+    ("amount", "currency", "page"),
+    [("60000", "USD", False), ("250000", "USD", False), ("250000.01", "USD", True), ("1", "JPY", True)],
+)
+def test_what_takes_the_page_goes_by_the_amount(policy: Tiers, amount: str, currency: str, page: bool) -> None:
+    claim = parse_claim(amount=amount, currency=currency)
+    tiers = {tier.name: tier.step_up for tier in policy.tiers_of(claim)}
+    assert tiers == {"manager": False, "vp": page}
+    # A flow that names the tier says no amount.
+    assert policy.tier("vp").step_up
 
 
 @pytest.mark.parametrize(
@@ -96,6 +117,18 @@ def test_without_a_limit_a_tier_is_always_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
+        (ONE + 'on_expiry = "escalate"\n', 'on_expiry = "escalate" and escalate_to belong together'),
+        (ONE + 'escalate_to = ["U02BOB"]\n', 'on_expiry = "escalate" and escalate_to belong together'),
+        (ONE + 'on_expiry = "escalate"\nescalate_to = ["U02BOB"]\n', "say expires_after, too"),
+        (
+            ONE + 'on_expiry = "escalate"\nescalate_to = ["U01ALICE"]\nexpires_after = "1 day"\n',
+            "names somebody who is asked already",
+        ),
+        (ONE + 'on_expiry = "forget"\n', "on_expiry: Input should be 'reject' or 'escalate'"),
+        (ONE + 'post_to = "everybody"\n', "post_to: Input should be"),
+        ('[[tiers]]\nname = "a"\napprovers = ["a@b.example"]\npost_to = "direct"\n', "reaches nobody"),
+        (ONE + 'channel = "#finance"\n', "give the channel's id"),
+        (ONE + "step_up_over = { USD = -1 }\n", "step_up_over"),
         ("", "tiers: Field required"),
         ("tiers = []", "tiers: List should have at least 1 item"),
         ("[[tiers]", "cannot be read"),
