@@ -21,7 +21,7 @@ from slack_sdk.web.async_client import AsyncWebClient
 
 from bot import blocks
 from bot.places import PlaceRefused, Places, Refusals, is_served
-from bot.slack_api import CHANNEL_FAULTS, FIXES, is_refusal, read_error, slack_client
+from bot.slack_api import FIXES, RATE_LIMITS, SEE_ERROR, is_refusal, read_error, slack_client
 from flow import notices
 from flow.advice import advice_of
 from flow.aio import to_its_end
@@ -169,7 +169,7 @@ class Deliverer:
 
     async def _refused(self, conn: Connection, notice: Notice, exc: SlackApiError, place: str | None = None) -> None:
         status, error, retry_after_s = read_error(exc)
-        if status == 429 or error == "ratelimited":
+        if status == 429 or error in RATE_LIMITS:
             wait_s = retry_after_s or _wait_s(notice)
             self._not_before = asyncio.get_running_loop().time() + wait_s
             await notices.mark_later(conn, notice, wait_s=wait_s, error="rate limited", ambiguous=False)
@@ -179,7 +179,7 @@ class Deliverer:
                 conn, notice, wait_s=_wait_s(notice), error=f"Slack failed ({status} {error})", ambiguous=True
             )
         else:
-            fix = FIXES.get(error, "see the error at api.slack.com")
+            fix = FIXES.get(error, SEE_ERROR)
             if place not in (None, self._channel):
                 fix = f"{fix.replace('SLACK_CHANNEL', 'the channel')} ({place})"
             log.error("thread %s: Slack refused its %s (%s): %s", notice.thread_id, notice.kind, error, fix)
@@ -285,18 +285,22 @@ class Deliverer:
         thread = await thread_of(conn, notice.thread_id)
         since = max(thread.created_at, datetime.now(UTC) - _LONGEST_DOUBT)
         text = blocks.alarm(thread, await notices.failures_of(conn, notice.thread_id))
-        if text is None or (notice.ambiguous and await self._find(self._ops_channel, notice, since=since)):
-            # It needs nobody any more, or they know.
+        if text is None:
+            # It needs nobody any more.
             return
-        try:
-            await self._post(conn, notice, self._ops_channel, text=text)
-        except SlackApiError as exc:
-            error = read_error(exc)[1]
-            if self._ops_channel == self._channel or error not in CHANNEL_FAULTS:
-                raise
-            # Somebody must hear of it.
-            log.error("SLACK_OPS_CHANNEL takes no alarms (%s): %s", error, FIXES[error])  # noqa: TRY400 (no bug of ours)
-            await self._post(conn, notice, self._channel, text=text)
+        # Whatever the operators' channel has against it: somebody must hear.
+        for channel in (self._ops_channel, self._channel):
+            try:
+                if not (notice.ambiguous and await self._find(channel, notice, since=since)):
+                    await self._post(conn, notice, channel, text=text)
+            except SlackApiError as exc:
+                if channel == self._channel or not is_refusal(exc):
+                    raise
+                error = read_error(exc)[1]
+                fix = FIXES.get(error, SEE_ERROR).replace("SLACK_CHANNEL", "SLACK_OPS_CHANNEL")
+                log.error("SLACK_OPS_CHANNEL takes no alarms (%s): %s", error, fix)  # noqa: TRY400 (no bug of ours)
+            else:
+                return
 
     async def _post(self, conn: Connection, notice: Notice, channel: str, **message: Any) -> tuple[str, str]:
         """Post, and return the channel (an id, also where a name or a member was given) and the ts.

@@ -15,7 +15,7 @@ from slack_sdk.web.async_client import AsyncWebClient
 from slack_sdk.web.async_slack_response import AsyncSlackResponse
 
 from bot.groups import OwnTeam, groups_in
-from bot.slack_api import FIXES, read_error, slack_client
+from bot.slack_api import FIXES, SEE_ERROR, read_error, slack_client
 from flow.assess import Unanswered, adviser_of
 from flow.database import check_locks, connect, database_url, ensure_schema
 from flow.errors import FlowError
@@ -240,7 +240,7 @@ async def _app_token(client: AsyncWebClient, settings: Settings, token: str) -> 
 def _refused(what: str, settings: Settings, exc: Exception, *, fix: str | None = None) -> Finding:
     if isinstance(exc, SlackApiError):
         error = read_error(exc)[1] or str(exc)
-        known = FIXES.get(error, "see the error at api.slack.com")
+        known = FIXES.get(error, SEE_ERROR)
         known = known.replace("SLACK_CHANNEL", what)
         return Finding(what=what, ok=False, found=error, fix=fix or known)
     found = f"no answer from {settings.slack_api_url} ({type(exc).__name__})"

@@ -19,7 +19,7 @@ from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.kit import as_dict, as_text
 from bot.people import MembershipUnknown, member_of, slack_person
-from bot.slack_api import FIXES, read_error
+from bot.slack_api import FIXES, SEE_ERROR, read_error
 from flow.model import Person
 from flow.policy import Tier, is_group
 
@@ -160,7 +160,7 @@ async def check_groups(own_team: OwnTeam, named: Collection[str]) -> None:
 
 def _say(exc: Exception) -> None:
     error = read_error(exc)[1] if isinstance(exc, SlackApiError) else ""
-    fix = FIXES.get(error, "see the error at api.slack.com") if error else str(exc)
+    fix = FIXES.get(error, SEE_ERROR) if error else str(exc)
     log.warning("Slack does not say who is in its user groups (%s): %s", error or type(exc).__name__, fix)
 
 

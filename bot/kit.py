@@ -6,7 +6,7 @@ Formats: https://api.slack.com/reference/block-kit/composition-objects
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from flow.text import visible
@@ -32,7 +32,7 @@ def escape(text: str) -> str:
 
 def date(at: datetime) -> str:
     """A time that Slack shows in the reader's own zone (in mrkdwn only)."""
-    return f"<!date^{int(at.timestamp())}^{{date_short_pretty}} at {{time}}|{at:%Y-%m-%d %H:%M} UTC>"
+    return f"<!date^{int(at.timestamp())}^{{date_short_pretty}} at {{time}}|{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC>"
 
 
 def label(text: str) -> Block:

@@ -180,6 +180,7 @@ def slack_events(bolt: AsyncApp, signing_secret: str) -> Callable[[web.Request],
             # Not what its Content-Encoding or its chunks say that it is.
             return web.json_response({"error": "malformed"}, status=400)
         if not is_signed(signing_secret, request.headers, body, now=time.time()):
+            _say_why_unsigned(signing_secret, request.headers, body, now=time.time())
             return web.json_response({"error": "not signed by Slack"}, status=401)
         # Bolt takes orders from these headers.
         headers: dict[str, str | Sequence[str]] = {
@@ -227,3 +228,15 @@ def is_signed(secret: str, headers: Any, body: bytes, *, now: float) -> bool:
     base = b"v0:" + timestamp.encode() + b":" + body
     expected = "v0=" + hmac.new(secret.encode(), base, hashlib.sha256).hexdigest()
     return hmac.compare_digest(expected.encode(), signature.encode("utf-8", "surrogateescape"))
+
+
+def _say_why_unsigned(secret: str, headers: Any, body: bytes, *, now: float) -> None:
+    """Log what keeps a request out that claims to be Slack's: its sender only sees that nothing happens."""
+    timestamp = headers.get("X-Slack-Request-Timestamp", "")
+    if "X-Slack-Signature" not in headers or not (timestamp.isascii() and timestamp.isdigit() and len(timestamp) <= 12):
+        return
+    if is_signed(secret, headers, body, now=int(timestamp)):
+        off_s = int(timestamp) - round(now)
+        log.warning("a request that Slack signed is refused: its clock and ours are %+d s apart (see NTP)", off_s)
+    else:
+        log.warning("a request is refused: not signed with SLACK_SIGNING_SECRET, or its body changed on the way")

@@ -14,18 +14,34 @@ from flow.settings import Settings
 
 CALL_TIMEOUT_S = 10.0
 
-# Slack failed inside; that says nothing of what we sent, or who we are.
-TROUBLES = {"internal_error", "fatal_error", "service_unavailable", "request_timeout"}
-# The same, perhaps after it acted.
-AMBIGUOUS = TROUBLES | {"team_added_to_org"}
+# Slack failed inside, perhaps after it acted, or is moving a workspace or a channel; that says nothing of what we sent,
+# or who we are.
+TROUBLES = {
+    "internal_error",
+    "fatal_error",
+    "service_unavailable",
+    "request_timeout",
+    "update_failed",
+    "team_added_to_org",
+    "org_login_required",
+    "external_channel_migrating",
+}
+# Too much at a time, by anybody or of messages alone: Slack did nothing, and will later.
+RATE_LIMITS = {"ratelimited", "rate_limited", "message_limit_exceeded"}
 
 FIXES = {
     "not_in_channel": "invite the bot to SLACK_CHANNEL",
     "channel_not_found": "set SLACK_CHANNEL to the id of a channel that the bot is in",
     "is_archived": "set SLACK_CHANNEL to a channel that is not archived",
+    "restricted_action": "let the app post to SLACK_CHANNEL, in that channel's settings",
+    "restricted_action_read_only_channel": "let the app post to SLACK_CHANNEL, in that channel's settings",
+    "restricted_action_thread_only_channel": "set SLACK_CHANNEL to a channel that takes more than replies",
+    "edit_window_closed": "let messages be edited at any time, in the workspace's settings",
     "is_inactive": "the card's channel is archived or gone: decide with `claim_flow.py resume`",
     "cant_update_message": "another app posted the card: set SLACK_BOT_TOKEN to the token of that one",
     "invalid_auth": "set SLACK_BOT_TOKEN to the app's bot token",
+    "not_authed": "set SLACK_BOT_TOKEN to the app's bot token",
+    "account_inactive": "install the app again and set SLACK_BOT_TOKEN",
     "token_revoked": "install the app again and set SLACK_BOT_TOKEN",
     "token_expired": "turn token rotation off and set SLACK_BOT_TOKEN",
     "missing_scope": "give the app the scopes of manifest.yml and install it again",
@@ -36,8 +52,8 @@ FIXES = {
     "messages_tab_disabled": "turn the app's messages tab on, under App Home",
 }
 
-# It is the channel that cannot be posted to.
-CHANNEL_FAULTS = {"not_in_channel", "channel_not_found", "is_archived", "is_inactive"}
+
+SEE_ERROR = "see the error at api.slack.com"
 
 
 @contextlib.asynccontextmanager
@@ -57,7 +73,7 @@ async def slack_client(settings: Settings) -> AsyncIterator[AsyncWebClient]:
 def is_refusal(exc: SlackApiError) -> bool:
     """Whether Slack has said no, for good. Else it is busy, or has failed and may have done what it was asked."""
     status, error, _ = read_error(exc)
-    return status < 429 and bool(error) and error not in AMBIGUOUS | {"ratelimited"}
+    return status < 429 and bool(error) and error not in TROUBLES | RATE_LIMITS
 
 
 def read_error(exc: SlackApiError) -> tuple[int, str, float | None]:

@@ -64,11 +64,14 @@ class NothingToDecide(FlowError):
 
 
 class UnknownApproval(FlowError):
-    """No approval has this interrupt id."""
+    """No approval of this installation has this interrupt id."""
 
     def __init__(self, interrupt_id: str) -> None:
         self.interrupt_id = interrupt_id
-        super().__init__(f"no approval has the interrupt id {_shown(interrupt_id)}")
+        super().__init__(
+            f"no approval has the interrupt id {_shown(interrupt_id)} in this database, so nothing was done: if it was"
+            " asked for by another installation, decide it there"
+        )
 
 
 class NotAllowed(FlowError):
