@@ -203,7 +203,7 @@ async def _refresh(conn: Connection, approval: Approval, tier: Tier, by: str) ->
         every_s, hours, now = tier.remind_every_s, tier.working_hours, datetime.now(UTC)
         await reminders.schedule(conn, approval.interrupt_id, now, every_s=every_s, hours=hours)
     added = set(tier.approvers) - set(approval.approvers)
-    await mails.ask_by_mail(conn, approval.interrupt_id, added, requested_by=approval.requested_by)
+    await mails.ask_by_mail(conn, await approval_of(conn, approval.interrupt_id), added)
     now_is = await settle_if_decided(conn, await approval_of(conn, approval.interrupt_id))
     await audit.record(
         conn,

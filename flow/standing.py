@@ -24,7 +24,8 @@ class Standing:
 def check_person(approval: Approval, person: Person) -> Standing:
     """As whom this person decides this approval. Raises NotAllowed, which says why they may not.
 
-    GroupsUnknown, one of those, says that they may if they are in one of the list's user groups.
+    GroupsUnknown, one of those, says that they may if they are in one of the list's user groups; or, for somebody who
+    is away, if they are a full member of the team.
     """
     if person.trusted:
         return Standing(listed_as=None)
@@ -39,11 +40,21 @@ def check_person(approval: Approval, person: Person) -> Standing:
         raise GroupsUnknown(person.name, groups)
     for absent in person.acts_for:
         if listed_as := _listed_for(approval, absent):
+            # The list trusts whom it names. Whoever they handed their voice to is to be one of us, at least.
+            if person.full_member is None:
+                raise GroupsUnknown(person.name)
+            if not person.full_member:
+                raise NotAllowed(person.name, f"only a full member of this workspace decides for {absent.name}")
             return Standing(listed_as=listed_as, absent=absent)
     who = ", ".join(approval.approvers) or (
         "nobody is, so only the command line can: set APPROVERS, or the tier's approvers"
     )
     raise NotAllowed(person.name, f"not on the list of approvers ({who})")
+
+
+def askers_of(approval: Approval) -> tuple[str, ...]:
+    """Names of those who do not decide it because they ask for it: whoever filed it, and whoever raised its amount."""
+    return () if approval.self_approval else (approval.requested_by, *approval.raised_by)
 
 
 def escalates(approval: Approval) -> bool:
