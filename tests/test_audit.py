@@ -38,6 +38,8 @@ from tests.test_payments import provider_at
 MARY = mail_person("mary@example.com")
 BY_MAIL = Tier(name="approval", approvers=("mary@example.com", "U01ALICE"))
 CLAIM = parse_claim(amount="20", currency="USD", payee="ACME")
+# How many rows a new database begins with: one for each migration since there is a log.
+BORN = len([each for each in (ROOT / "flow" / "migrations").glob("*.sql") if each.name >= "0013"])
 
 Act = Callable[[Connection], Awaitable[object]]
 
@@ -223,7 +225,7 @@ async def test_what_changes_nothing_is_not_recorded(conn: Connection) -> None:
     with pytest.raises(FlowError, match="nothing to try again"):
         await threads.retry(conn, await waiting_nothing(conn), by="cli:ann")
     kinds = [entry.kind for entry in reversed(await latest_entries(conn, thread_id=None, limit=100))]
-    assert kinds[1:] == ["thread.started", "payment.paid", "token.created", "token.revoked", "thread.started"]
+    assert kinds[BORN:] == ["thread.started", "payment.paid", "token.created", "token.revoked", "thread.started"]
 
 
 async def waiting_nothing(conn: Connection) -> str:
@@ -460,7 +462,7 @@ async def test_sealers_at_once_make_one_chain(conn: Connection, ten: list[Connec
         assert sum(await asyncio.gather(*map(seal_until_all_is, ten))) == waiting
     found = await verify(conn)
     assert (found.wrong, found.waiting) == (None, 0)
-    assert found.head.position == await value(conn, "SELECT count(*) FROM audit") == 401
+    assert found.head.position == await value(conn, "SELECT count(*) FROM audit") == BORN + 400
 
 
 async def test_a_sealer_that_dies_leaves_everything_to_the_next(
@@ -477,7 +479,7 @@ async def test_a_sealer_that_dies_leaves_everything_to_the_next(
         with pytest.raises(psycopg.OperationalError):
             await sealing
         assert await sealed_names(conn) == []
-    assert await seal(conn) == 3
+    assert await seal(conn) == BORN + 2
     assert await wrong_with(conn) is None
 
 
@@ -486,7 +488,7 @@ async def test_a_sealer_that_dies_leaves_everything_to_the_next(
 
 @pytest.fixture
 async def five(conn: Connection) -> list[int]:
-    """The ids of five sealed rows, at positions 2 to 6."""
+    """The ids of five sealed rows, which come after those that every database begins with."""
     await add(conn, "a", "b", "c", "d", "e")
     await seal_all(conn)
     assert (await verify(conn)).wrong is None
@@ -521,27 +523,29 @@ async def tamper(conn: Connection, *statements: str) -> None:
 )
 async def test_a_changed_row_is_found(conn: Connection, five: list[int], change: str) -> None:
     await tamper(conn, f"UPDATE audit SET {change} WHERE id = {five[2]}")
-    assert str(await wrong_with(conn)).startswith(f"row {five[2]}, at position 4, was changed since it was sealed")
+    assert str(await wrong_with(conn)).startswith(
+        f"row {five[2]}, at position {BORN + 3}, was changed since it was sealed"
+    )
 
 
 async def test_a_missing_row_is_found(conn: Connection, five: list[int]) -> None:
     await tamper(conn, f"DELETE FROM audit WHERE id = {five[2]}")
-    assert await wrong_with(conn) == f"row {five[2]} is missing: it was sealed at position 4"
+    assert await wrong_with(conn) == f"row {five[2]} is missing: it was sealed at position {BORN + 3}"
 
 
 async def test_a_row_that_is_missing_with_its_seal_is_found(conn: Connection, five: list[int]) -> None:
     gone = f"DELETE FROM audit_seals WHERE audit_id = {five[2]}", f"DELETE FROM audit WHERE id = {five[2]}"
     await tamper(conn, *gone)
-    between = f"a row between row {five[1]} and row {five[3]} is missing: its seal, at position 4, was taken out, too"
-    assert await wrong_with(conn) == between
+    its_seal = f"its seal, at position {BORN + 3}, was taken out, too"
+    assert await wrong_with(conn) == f"a row between row {five[1]} and row {five[3]} is missing: {its_seal}"
     # And if what follows is moved up.
-    move_up = [f"UPDATE audit_seals SET position = {at - 1} WHERE position = {at}" for at in (5, 6)]
+    move_up = [f"UPDATE audit_seals SET position = {at - 1} WHERE position = {at}" for at in (BORN + 4, BORN + 5)]
     await tamper(conn, *move_up)
     assert str(await wrong_with(conn)).endswith("or one before it was taken out")
 
 
 async def test_the_first_row_that_is_missing_is_found(conn: Connection, five: list[int]) -> None:
-    await tamper(conn, "DELETE FROM audit_seals WHERE position = 1", f"DELETE FROM audit WHERE id < {five[0]}")
+    await tamper(conn, f"DELETE FROM audit_seals WHERE position <= {BORN}", f"DELETE FROM audit WHERE id < {five[0]}")
     assert str(await wrong_with(conn)).startswith(f"a row before row {five[0]} is missing")
 
 
@@ -565,28 +569,32 @@ async def test_rows_in_another_order_are_found(conn: Connection, five: list[int]
         "ALTER TABLE audit_seals DROP CONSTRAINT audit_seals_audit_id_key",
         f"UPDATE audit_seals SET audit_id = {swapped} WHERE audit_id IN ({ids})",
     )
-    assert await wrong_with(conn) == f"row {five[3]} is out of order: row {five[1]} was sealed at its position, 3"
+    assert (
+        await wrong_with(conn) == f"row {five[3]} is out of order: row {five[1]} was sealed at its position, {BORN + 2}"
+    )
 
 
 async def test_rows_that_are_cut_off_are_found(conn: Connection, five: list[int]) -> None:
     head = (await verify(conn)).head
-    await tamper(conn, "DELETE FROM audit_seals WHERE position > 4", f"DELETE FROM audit WHERE id > {five[2]}")
-    cut_off = f"what came after row {five[2]}, at position 4, is cut off"
-    assert await wrong_with(conn) == f"{cut_off}: position 6 was sealed"
+    await tamper(
+        conn, f"DELETE FROM audit_seals WHERE position > {BORN + 3}", f"DELETE FROM audit WHERE id > {five[2]}"
+    )
+    cut_off = f"what came after row {five[2]}, at position {BORN + 3}, is cut off"
+    assert await wrong_with(conn) == f"{cut_off}: position {BORN + 5} was sealed"
     # Even if the head is taken back, too: by whoever has noted it.
     await tamper(conn, "UPDATE audit_head SET (position, sha256) = (SELECT s.position, s.sha256 FROM audit_seals s"
-                 " WHERE s.position = 4)")  # fmt: skip
+                 f" WHERE s.position = {BORN + 3})")  # fmt: skip
     assert await wrong_with(conn) is None
-    assert await wrong_with(conn, noted=head) == f"{cut_off}: position 6 was sealed when the head was noted"
+    assert await wrong_with(conn, noted=head) == f"{cut_off}: position {BORN + 5} was sealed when the head was noted"
     # And if it grows over it.
     await add(conn, "f", "g", "h")
-    assert str(await wrong_with(conn, noted=head)).startswith("the chain was made anew: position 6")
+    assert str(await wrong_with(conn, noted=head)).startswith(f"the chain was made anew: position {BORN + 5}")
 
 
 async def test_an_empty_log_is_whole_and_one_that_was_emptied_is_not(conn: Connection, five: list[int]) -> None:
     head = (await verify(conn)).head
     await tamper(conn, "DELETE FROM audit_seals", "DELETE FROM audit")
-    assert await wrong_with(conn) == "all rows are cut off: position 6 was sealed"
+    assert await wrong_with(conn) == f"all rows are cut off: position {BORN + 5} was sealed"
     await tamper(conn, f"UPDATE audit_head SET position = 0, sha256 = '\\x{'00' * 32}'")
     found = await verify(conn)
     assert (found.wrong, found.head, found.last_id) == (None, EMPTY, None)
@@ -605,11 +613,13 @@ async def test_a_head_that_was_changed_is_found(conn: Connection, five: list[int
 async def test_nothing_is_sealed_onto_a_chain_that_is_broken(
     conn: Connection, terminal: Terminal, five: list[int]
 ) -> None:
-    await tamper(conn, "DELETE FROM audit_seals WHERE position > 4", f"DELETE FROM audit WHERE id > {five[2]}")
+    await tamper(
+        conn, f"DELETE FROM audit_seals WHERE position > {BORN + 3}", f"DELETE FROM audit WHERE id > {five[2]}"
+    )
     await start_claim(conn, amount="20")
     with pytest.raises(ChainBroken):
         await seal(conn)
-    assert str(await wrong_with(conn)).startswith(f"what came after row {five[2]}, at position 4, is cut off")
+    assert str(await wrong_with(conn)).startswith(f"what came after row {five[2]}, at position {BORN + 3}, is cut off")
     # And those who work go on, and say so.
     done = terminal.run("work", "--once")
     assert (done.code, "the audit log was changed" in done.err) == (0, True)
@@ -626,7 +636,7 @@ async def test_a_head_that_was_noted_stays_in_the_chain(conn: Connection, five: 
         assert await wrong_with(conn, noted=head) is None
         other = replace(head, sha256=bytes(32))
         assert str(await wrong_with(conn, noted=other)).startswith("the chain was made anew")
-    assert [head.position for head in heads] == [len(five) + 1, len(five) + 2, len(five) + 3]
+    assert [head.position for head in heads] == [BORN + 5, BORN + 6, BORN + 7]
 
 
 @pytest.mark.parametrize("text", ["", "7", "7:ab", f"x:{'a' * 64}", f"7:{'A' * 64}", f"-1:{'a' * 64}", f"7:{'a' * 65}"])
@@ -642,7 +652,7 @@ async def test_verifying_goes_on_while_others_seal(conn: Connection, crowd: list
         assert await try_lock_until_commit(holder, Lock.AUDIT)
         async with asyncio.timeout(5):
             found = await verify(sealer)
-    assert (found.wrong, found.waiting, found.head.position) == (None, 1, len(five) + 1)
+    assert (found.wrong, found.waiting, found.head.position) == (None, 1, BORN + len(five))
     assert "1 more are not sealed yet" in found.in_words()
 
 
@@ -655,10 +665,10 @@ async def test_a_long_chain_is_sealed_and_read_in_pages(conn: Connection) -> Non
     )
     assert await seal(conn) == BATCH
     found = await verify(conn)
-    assert (found.wrong, found.head.position, found.waiting) == (None, many + 1, 0)
+    assert (found.wrong, found.head.position, found.waiting) == (None, BORN + many, 0)
     last = await value(conn, "SELECT max(id) FROM audit")
     await tamper(conn, f"""UPDATE audit SET data = '{{"n": 0}}' WHERE id = {last - 1}""")
-    assert str(await wrong_with(conn)).startswith(f"row {last - 1}, at position {many}, was changed")
+    assert str(await wrong_with(conn)).startswith(f"row {last - 1}, at position {BORN + many - 1}, was changed")
 
 
 # At the command line
@@ -674,7 +684,8 @@ async def test_a_claim_at_the_command_line_is_recorded_with_its_policy(conn: Con
     assert terminal.run(*start).code == 0
     assert terminal.run(*start).code == 0
     shown = terminal.run("audit", "--json").json
-    assert [row["kind"] for row in shown] == ["payment.paid", "thread.started", "policy.changed", "database.migrated"]
+    migrated = ["database.migrated"] * BORN
+    assert [row["kind"] for row in shown] == ["payment.paid", "thread.started", "policy.changed", *migrated]
     assert shown[1] == {
         "id": shown[1]["id"],
         "at": shown[1]["at"],
@@ -710,7 +721,7 @@ async def test_verify_says_what_is_wrong_and_exits_1(conn: Connection, terminal:
     assert (whole.code, whole.err) == (0, "")
     row = await value(conn, "SELECT max(id) FROM audit")
     words, head = whole.out.splitlines()
-    assert words == f"4 rows, sealed up to row {row}, whole"
+    assert words == f"{BORN + 3} rows, sealed up to row {row}, whole"
     noted = head.removeprefix("head ")
     assert terminal.run("audit", "verify", "--head", noted).code == 0
     assert terminal.run("audit", "verify", "--head", noted[:-1]).code == 2
@@ -720,12 +731,10 @@ async def test_verify_says_what_is_wrong_and_exits_1(conn: Connection, terminal:
     await tamper(conn, f"UPDATE audit SET who = 'cli:eve' WHERE id = {row}")
     changed = terminal.run("audit", "verify")
     assert (changed.code, changed.out) == (1, "")
-    assert (
-        changed.err
-        == f"error: row {row}, at position 4, was changed since it was sealed, or one before it was taken out\n"
-    )
+    where = f"row {row}, at position {BORN + 3}"
+    assert changed.err == f"error: {where}, was changed since it was sealed, or one before it was taken out\n"
     found = terminal.run("audit", "verify", "--json")
-    assert (found.code, found.json["whole"], found.json["rows"]) == (1, False, 3)
+    assert (found.code, found.json["whole"], found.json["rows"]) == (1, False, BORN + 2)
     assert found.json["wrong"] in changed.err
 
 
@@ -744,7 +753,10 @@ async def test_an_export_can_be_verified_by_itself(conn: Connection, terminal: T
     shown = terminal.run("audit", "--json").json
     assert sorted(rows, key=lambda row: -row["id"]) == shown
     await add(conn, "d")
-    assert exported + terminal.run("audit", "export", "--from", "7").out == terminal.run("audit", "export").out
+    assert (
+        exported + terminal.run("audit", "export", "--from", str(len(rows) + 1)).out
+        == terminal.run("audit", "export").out
+    )
     await tamper(conn, f"DELETE FROM audit WHERE id = {rows[-1]['id']}")
     cut = terminal.run("audit", "export")
     assert cut.out.splitlines() == exported.splitlines()[:-1]
