@@ -12,6 +12,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from slack_bolt.context.respond.async_respond import AsyncRespond
+from slack_sdk.errors import SlackApiError
 
 from bot.answers import sentence
 from bot.away import USAGE, away_note, back_note, delegate_note, parse_away, who_of
@@ -33,6 +34,7 @@ from bot.lists import (
 )
 from bot.people import slack_person, with_all_groups
 from bot.pool import on_pool
+from bot.slack_api import FIXES, SEE_ERROR, read_error
 from flow import delegations, threads
 from flow.approvals import approval_of
 from flow.database import AWAY, Connection
@@ -203,8 +205,19 @@ class Desk:
                 return await delegations.away(conn, person, to=asked.to, until=until, made_by=person.key)
 
         made = await on_pool(self._pool, write)
-        self._spawn(self._client.chat_postMessage(channel=asked.to, text=delegate_note(made)))
+        self._spawn(self._tell_delegate(asked.to, made))
         return away_note(made, str(zone))
+
+    async def _tell_delegate(self, member: str, made: delegations.Delegation) -> None:
+        """It is no more than a courtesy: they decide all the same, and whoever is away has been told who does."""
+        try:
+            await self._client.chat_postMessage(
+                channel=member, text=delegate_note(made), unfurl_links=False, unfurl_media=False
+            )
+        except SLACK_AWAY as exc:
+            error = read_error(exc)[1] if isinstance(exc, SlackApiError) else ""
+            fix = FIXES.get(error, SEE_ERROR) if error else str(exc)
+            log.warning("%s was not told whom they decide for (%s): %s", member, error or type(exc).__name__, fix)
 
     async def _back(self, visitor: Visitor) -> str:
         person = await self._person(visitor)

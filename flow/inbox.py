@@ -153,7 +153,8 @@ async def find_threads(
 _REQUESTED = sql.SQL("lower(approvals.requested_by) = ANY(%(lowered)s)")
 _NAMED = sql.SQL("approvers && %(names)s::text[]")
 # Nobody may, for whom any of this is not so; whoever stands in for somebody stands where they do.
-_MAY = sql.SQL("(self_approval OR NOT ({} OR raised_by && %(names)s::text[]))").format(_REQUESTED)
+_ASKS = sql.SQL("({} OR raised_by && %(names)s::text[])").format(_REQUESTED)
+_MAY = sql.SQL("(self_approval OR NOT {})").format(_ASKS)
 _HAS_GROUP = sql.SQL("lists_group(approvers)")
 _STANDS_IN = (
     "(approvers && {names}::text[] AND NOT lower(approvals.requested_by) = ANY({lowered})"
@@ -174,12 +175,14 @@ def _view(view: View, person: Person) -> sql.Composable:
 
 
 def _mine(person: Person) -> sql.Composable:
-    """What this person can decide now and has not: by their own name, else for the first of those who are away."""
+    """What this person can decide now and has not: by their own name, else for one of those who are away."""
     own = sql.SQL("WHEN {} THEN {}").format(_NAMED, sql.SQL(_NOT_VOTED).format(voice=sql.Placeholder("voice")))
     # Whether their own voice is asked for is not known, and so neither whether they may lend it.
     unknown = [] if person.groups_known else [sql.SQL("WHEN {} THEN false").format(_HAS_GROUP)]
+    # Whoever asks for it gives nobody's voice but, where they may, their own.
+    lent = [sql.SQL("WHEN {} THEN false").format(_ASKS)] if person.acts_for else []
     others = [
-        sql.SQL("WHEN {} THEN {}").format(
+        sql.SQL("WHEN {} AND {} THEN true").format(
             _stands_in_for(number), sql.SQL(_NOT_VOTED).format(voice=sql.Placeholder(f"voice_{number}"))
         )
         for number in range(len(person.acts_for))
@@ -188,7 +191,7 @@ def _mine(person: Person) -> sql.Composable:
         "approvals.status = 'pending' AND approvers && %(any_names)s::text[] AND {}"
         " AND (expires_at IS NULL OR expires_at > clock_timestamp()"
         " OR (on_expiry = 'escalate' AND escalated_at IS NULL)) AND CASE {} ELSE false END"
-    ).format(_MAY, sql.SQL(" ").join([own, *unknown, *others]))
+    ).format(_MAY, sql.SQL(" ").join([own, *unknown, *lent, *others]))
 
 
 def _stands_in_for(number: int) -> sql.Composable:

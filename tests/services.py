@@ -56,6 +56,8 @@ class QuietSlack:
         self.homes: list[tuple[str, dict[str, Any]]] = []
         self.zones: dict[str, str] = {"U02BOB": "UTC", "U03CAROL": "UTC"}
         self.kinds: dict[str, dict[str, Any]] = {}
+        # What posting at a place fails with.
+        self.refuses: dict[str, str] = {}
         self._seconds = itertools.count(1_700_000_000)
 
     async def __aenter__(self) -> Self:
@@ -100,8 +102,10 @@ class QuietSlack:
         return web.json_response({"ok": True, "team_id": "T01TEST", "user_id": "U0BOT", "bot_id": "B0BOT"})
 
     async def _post(self, request: web.Request) -> web.Response:
-        ts = f"{next(self._seconds)}.000100"
-        self.messages[ts] = await request.json() | {"ts": ts}
+        ts, message = f"{next(self._seconds)}.000100", await request.json()
+        if error := self.refuses.get(message["channel"]):
+            return web.json_response({"ok": False, "error": error})
+        self.messages[ts] = message | {"ts": ts}
         return web.json_response({"ok": True, "channel": CHANNEL, "ts": ts, "message": {}})
 
     async def _update(self, request: web.Request) -> web.Response:

@@ -121,6 +121,20 @@ async def test_whoever_is_to_decide_is_told(alice: Member, conn: Connection) -> 
     assert said["text"].startswith("🌴 <@U01ALICE> is away, and you decide for them until <!date^")
 
 
+async def test_that_a_delegate_could_not_be_told_is_logged(
+    alice: Member, conn: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    alice.slack.zones["U01ALICE"] = "UTC"
+    alice.slack.refuses["U02BOB"] = "messages_tab_disabled"
+    assert "decides for you" in (await alice.command("away <@U02BOB> until tomorrow"))["text"]
+
+    async def logged() -> bool:
+        return "U02BOB was not told whom they decide for (messages_tab_disabled): turn the app's" in caplog.text
+
+    await until(logged)
+    assert [each.delegate for each in await current(conn)] == ["U02BOB"]
+
+
 @pytest.mark.parametrize("kind", [{"is_restricted": True}, {"is_bot": True}, {"deleted": True}, {"team_id": "T0OTHER"}])
 async def test_a_guest_a_bot_and_an_outsider_is_refused_as_a_delegate(
     database_url: str, conn: Connection, tmp_path: Path, kind: dict[str, Any]
