@@ -8,7 +8,7 @@ https://api.slack.com/reference/interaction-payloads/block-actions
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from typing import Any
@@ -29,7 +29,6 @@ from bot.kit import (
     fitting,
     is_hex,
     label,
-    member_of,
     mention,
     mrkdwn,
     one_line,
@@ -39,11 +38,13 @@ from bot.kit import (
     told,
 )
 from bot.outcomes import asked_amount, decision_line, outcome_lines, progress_lines, title_of
+from bot.people import Asked
 from bot.questions import ending_of, has_form, question_blocks, subject_of
 from flow.advice import advice_in_words
 from flow.model import Advice, Approval, Payment, Thread
+from flow.policy import is_member
 from flow.questions import Question, question_of
-from flow.text import bare_name, visible
+from flow.text import visible
 
 # Our own: a card is read at a glance. Slack counts after escaping, which makes five characters of an "&".
 _NAME = 120
@@ -122,7 +123,7 @@ def reply(approval: Approval, thread: Thread, payment: Payment | None) -> str:
     question = question_of(approval.request)
     if question.kind == "claim":
         lines = outcome_lines(approval, thread, payment)
-        if approval.changed_to and member_of(approval.requested_by):
+        if approval.changed_to and is_member(approval.requested_by):
             # Whoever filed it is asked for less, or more, than they filed, and is told so.
             lines = [mention(approval.requested_by, _NAME), *lines]
     else:
@@ -133,13 +134,24 @@ def reply(approval: Approval, thread: Thread, payment: Payment | None) -> str:
     return " ".join(lines) or f"Thread {thread.thread_id} is {thread.status}."
 
 
-def reminder(approval: Approval) -> str:
-    """The word below the card to those who have not decided yet."""
-    done = {bare_name(approval.requested_by), *(vote.voice for vote in approval.votes)}
-    left = [bare_name(name) for name in approval.approvers if bare_name(name) not in done]
-    names = [mention(name, _NAME) for name in left[:_MENTIONS]]
-    names += [f"{len(left) - _MENTIONS} more"] if len(left) > _MENTIONS else []
+def reminder(approval: Approval, missing: Sequence[Asked], group_ids: Mapping[str, str]) -> str:
+    """The word below the card to those whose vote is missing. `group_ids` has the ids of user groups by handle."""
+    names = [_called(each, group_ids) for each in missing[:_MENTIONS]]
+    names += [f"{len(missing) - _MENTIONS} more"] if len(missing) > _MENTIONS else []
     return f"⏰ Since {date(approval.requested_at)} this waits for {', '.join(names) or 'the command line'}."
+
+
+def _called(asked: Asked, group_ids: Mapping[str, str]) -> str:
+    name = mention(group_ids.get(asked.name, asked.name), _NAME)
+    return f"{name} (away: {mention(asked.stand_in, _NAME)} decides)" if asked.stand_in else name
+
+
+def told_outcome(approval: Approval, thread: Thread, payment: Payment | None) -> str:
+    """The same as `reply` for whoever asked, where no card stands above it."""
+    payee = approval.request.get("payee")
+    to = f" to {safe(str(payee), _NAME)}" if payee else ""
+    about = f"{safe(subject_in(approval), HEADER)}{to} (thread {thread.thread_id})"
+    return f"📬 {about}: {reply(approval, thread, payment)}"
 
 
 def alarm(thread: Thread, failures: Sequence[tuple[str, str]]) -> str | None:
@@ -246,7 +258,7 @@ def facts_of(approval: Approval, amount: str = "", note: str = "") -> list[Block
 
 def _requester(name: str) -> Block:
     """Slack shows a member by the name that everybody knows; whatever else was written is only text."""
-    return mrkdwn(mention(name, _NAME), FIELD) if member_of(name) else plain(one_line(name), _NAME)
+    return mrkdwn(mention(name, _NAME), FIELD) if is_member(name) else plain(one_line(name), _NAME)
 
 
 def _is_short(note: str) -> bool:

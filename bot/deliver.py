@@ -20,13 +20,14 @@ from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 
 from bot import blocks
-from bot.places import PlaceRefused, Places, Refusals, is_served
+from bot.places import PlaceRefused, Places, Refusals, concerns, is_direct, is_served
 from bot.slack_api import FIXES, RATE_LIMITS, SEE_ERROR, is_refusal, read_error, slack_client
 from flow import notices
 from flow.advice import advice_of
 from flow.aio import to_its_end
 from flow.approvals import approval_of
 from flow.database import AWAY, Connection, Lock, connect, wakes
+from flow.delegations import standing_in
 from flow.model import Approval, Notice, Payment, Thread
 from flow.payments import payments_of
 from flow.settings import Settings
@@ -191,20 +192,22 @@ class Deliverer:
         A place that Slack refuses does not keep the others from it; the refusal rises at the end.
         """
         approval, thread, payment = await _facts(conn, notice)
+        approval = await self._places.shown(approval)
         advice = (await advice_of(conn, [thread.thread_id])).get(thread.thread_id)
         text, shown = blocks.card(approval, thread, payment, advice, public_url=self._public_url)
-        copies, refusals = await notices.messages_of(conn, approval.interrupt_id), Refusals()
+        copies, refusals = await notices.copies_of(conn, approval.interrupt_id), Refusals()
         copies = await self._update(conn, notice, copies, refusals, text=text, blocks=shown)
         # Nobody is shown a request anew that is settled; what was perhaps shown is looked for.
         if approval.status == "pending" or notice.ambiguous:
-            for place in await self._places.of(approval):
-                with refusals.of(place):
+            stood_in = await standing_in(conn, approval.approvers)
+            for place in await self._places.of(approval, stood_in):
+                with refusals.of(place or self._channel):
                     copies += await self._fill(conn, notice, approval, place, copies, text=text, blocks=shown)
             if not copies and approval.post_to == "direct":
                 # Nobody can be reached by a direct message.
-                channel = self._places.channel_of(approval)
-                with refusals.of(channel):
-                    await self._fill(conn, notice, approval, channel, copies, text=text, blocks=shown)
+                place = approval.channel or notices.OWN_CHANNEL
+                with refusals.of(place or self._channel):
+                    await self._fill(conn, notice, approval, place, copies, text=text, blocks=shown)
         refusals.raise_first()
 
     async def _fill(
@@ -213,9 +216,9 @@ class Deliverer:
         notice: Notice,
         approval: Approval,
         place: str,
-        copies: Sequence[tuple[str, str]],
+        copies: Sequence[notices.Copy],
         **message: Any,
-    ) -> list[tuple[str, str]]:
+    ) -> list[notices.Copy]:
         """The copies at a place that seems to have none: those that an earlier attempt posted without hearing of it,
         now true; else a new one, if the request is pending."""
         if not self._places.is_open(place):
@@ -227,58 +230,87 @@ class Deliverer:
                 raise
             # Nothing of ours can be where nothing can be said.
             return []
-        if is_served(channel, copies):
+        if is_served(place, channel, copies):
             return []
         if notice.ambiguous and (found := await self._find(channel, notice, since=approval.requested_at)):
-            for copy in found:
-                await notices.remember_message(conn, approval.interrupt_id, *copy)
-                await self._client.chat_update(channel=copy[0], ts=copy[1], **message)
-            return found
+            for at in found:
+                await notices.remember_message(conn, approval.interrupt_id, *at, place=place)
+                await self._client.chat_update(channel=at[0], ts=at[1], **message)
+            return [notices.Copy(channel=at[0], ts=at[1], place=place) for at in found]
         if approval.status != "pending":
             return []
-        copy = await self._post(conn, notice, channel, **message)
-        await notices.remember_message(conn, approval.interrupt_id, *copy)
-        return [copy]
+        at = await self._post(conn, notice, channel, **message)
+        await notices.remember_message(conn, approval.interrupt_id, *at, place=place)
+        return [notices.Copy(channel=at[0], ts=at[1], place=place)]
 
     async def _update(
-        self, conn: Connection, notice: Notice, copies: Sequence[tuple[str, str]], refusals: Refusals, **message: Any
-    ) -> list[tuple[str, str]]:
+        self, conn: Connection, notice: Notice, copies: Sequence[notices.Copy], refusals: Refusals, **message: Any
+    ) -> list[notices.Copy]:
         """Update every copy, and return those that are still there: one that was deleted is forgotten."""
         left = []
-        for number, (channel, ts) in enumerate(copies):
+        for number, copy in enumerate(copies):
             if number:
                 await _hold(conn, notice)
-            with refusals.of(channel):
+            with refusals.of(copy.channel):
                 try:
-                    await self._client.chat_update(channel=channel, ts=ts, **message)
+                    await self._client.chat_update(channel=copy.channel, ts=copy.ts, **message)
                 except SlackApiError as exc:
                     if read_error(exc)[1] != "message_not_found":
                         # It stands there, although it cannot be changed.
-                        left.append((channel, ts))
+                        left.append(copy)
                         raise
-                    await notices.forget_message(conn, channel, ts)
+                    await notices.forget_message(conn, copy.channel, copy.ts)
                 else:
-                    left.append((channel, ts))
+                    left.append(copy)
         return left
 
     async def _say(self, conn: Connection, notice: Notice) -> bool:
-        """Say the outcome, or a reminder, below each copy of the card. False if the card is still to be posted."""
+        """Say the outcome below each copy of the card, and to whoever asked if they can read it nowhere; or a reminder
+        below those that concern somebody whose vote is missing. False if the card is still to be posted."""
         approval, thread, payment = await _facts(conn, notice)
+        approval = await self._places.shown(approval)
         if notice.kind == "reminder" and approval.status != "pending":
             return True
-        copies, refusals = await notices.messages_of(conn, approval.interrupt_id), Refusals()
-        if not copies:
-            return await notices.card_status(conn, approval.interrupt_id) not in ("pending", "sending")
-        is_reminder = notice.kind == "reminder"
-        text = blocks.reminder(approval) if is_reminder else blocks.reply(approval, thread, payment)
-        # An earlier attempt may have reached this copy, and failed at the next; of a reminder that does no harm.
-        doubt = notice.ambiguous if is_reminder else notice.attempt > 1
-        for channel, ts in copies:
-            with refusals.of(channel):
-                if not (doubt and await self._has_reply(channel, ts, notice)):
-                    await self._post(conn, notice, channel, thread_ts=ts, text=text)
+        copies, refusals = await notices.copies_of(conn, approval.interrupt_id), Refusals()
+        if not copies and await notices.card_status(conn, approval.interrupt_id) in ("pending", "sending"):
+            return False
+        # An earlier attempt may have reached a copy, and failed at the next; of a reminder that does no harm.
+        if notice.kind == "reminder":
+            doubt = notice.ambiguous
+            missing, group_ids = await self._places.missing(approval, await standing_in(conn, approval.approvers))
+            text = blocks.reminder(approval, missing, group_ids)
+            below = [copy for copy in copies if concerns(copy, missing)]
+        else:
+            doubt, text, below = notice.attempt > 1, blocks.reply(approval, thread, payment), copies
+        for copy in below:
+            with refusals.of(copy.channel):
+                if not (doubt and await self._has_reply(copy.channel, copy.ts, notice)):
+                    await self._post(conn, notice, copy.channel, thread_ts=copy.ts, text=text)
+        if notice.kind == "reply":
+            await self._tell_requester(conn, notice, approval, copies, blocks.told_outcome(approval, thread, payment))
         refusals.raise_first()
         return True
+
+    async def _tell_requester(
+        self, conn: Connection, notice: Notice, approval: Approval, copies: Sequence[notices.Copy], text: str
+    ) -> None:
+        """Tell the outcome to whoever asked, where all copies are in conversations, and none of those is theirs."""
+        requester = await self._places.requester_of(approval)
+        if approval.post_to != "direct" or requester is None or not all(is_direct(copy.channel) for copy in copies):
+            return
+        await _hold(conn, notice)
+        try:
+            channel = await self._places.opened(requester)
+            if any(copy.channel == channel for copy in copies):
+                return
+            if notice.attempt > 1 and await self._find(channel, notice, since=approval.requested_at):
+                return
+            await self._post(conn, notice, channel, text=text)
+        except SlackApiError as exc:
+            if not is_refusal(exc):
+                raise
+            # Whoever cannot be sent a message has left, or wants none: nothing that an operator could mend.
+            log.warning("thread %s: %s was not told the outcome: %s", notice.thread_id, requester, read_error(exc)[1])
 
     async def _alarm(self, conn: Connection, notice: Notice) -> None:
         """Tell the operators that the thread needs them, and why."""

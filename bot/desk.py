@@ -32,7 +32,7 @@ from bot.lists import (
     place_of_story,
     stories_list,
 )
-from bot.people import slack_person, with_all_groups
+from bot.people import as_named_here, slack_person, with_all_groups
 from bot.pool import on_pool
 from bot.slack_api import FIXES, SEE_ERROR, read_error
 from flow import delegations, threads
@@ -131,7 +131,8 @@ class Desk:
     async def _approvals(self, conn: Connection, acting: Person, turn: Turn) -> Page[Approval]:
         search = Search(view=_VIEWS[turn.name])
         found = await find(conn, acting, search, viewers=self._viewers, limit=PAGE + 1, before=turn.before)
-        return page_of(found, turn.way, place_of_approval)
+        keys = await self._own_team.keys()
+        return page_of([as_named_here(each, keys) for each in found], turn.way, place_of_approval)
 
     # The command and its lists
 

@@ -44,6 +44,12 @@ def groups_in(tiers: Iterable[Tier]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Group:
+    id: str
+    members: frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Member:
     """Somebody as Slack's directory has them: `teams` are the ids of their team and their grid."""
 
@@ -74,6 +80,18 @@ class OwnTeam:
         """All user groups that somebody can be in, each by its id and as `@handle`. Raises what the client raises."""
         return frozenset(await self._groups.get())
 
+    async def group_ids(self, names: Collection[str]) -> dict[str, str]:
+        """The ids of those of these groups that are named by a handle, as far as Slack says so."""
+        handles = {name for name in names if name.startswith("@")}
+        if not handles:
+            return {}
+        try:
+            known = await self._groups.get()
+        except _NO_ANSWER as exc:
+            _say(exc)
+            return {}
+        return {name: known[name].id for name in handles if name in known}
+
     async def groups_of(self, person: Person, names: Collection[str] | None = None) -> frozenset[str]:
         """Those of the groups with these names (None: of all) that the person is in, if they are a full member of ours.
 
@@ -86,7 +104,11 @@ class OwnTeam:
         try:
             async with asyncio.timeout(_ASK_TIMEOUT_S):
                 users = await self._groups.get()
-                found = frozenset(name for name in users if user_id in users[name] and (names is None or name in names))
+                found = frozenset(
+                    name
+                    for name, group in users.items()
+                    if user_id in group.members and (names is None or name in names)
+                )
                 return found if found and await self._is_full(user_id, team) else frozenset()
         except _NO_ANSWER as exc:
             _say(exc)
@@ -152,13 +174,14 @@ class OwnTeam:
         kept = self._members.setdefault(user_id, _Kept(lambda: self._ask_member(user_id)))
         return await kept.get()
 
-    async def _ask_groups(self) -> dict[str, frozenset[str]]:
-        """The members of each group that is not disabled. https://api.slack.com/methods/usergroups.list"""
+    async def _ask_groups(self) -> dict[str, _Group]:
+        """Each group that is not disabled. https://api.slack.com/methods/usergroups.list"""
         answer = await self._client.usergroups_list(include_users=True, include_disabled=True)
-        found: dict[str, frozenset[str]] = {}
+        found: dict[str, _Group] = {}
         for group in answer["usergroups"]:
             if not group.get("date_delete"):
-                found[group["id"]] = found[f"@{group['handle']}"] = frozenset(group.get("users") or ())
+                known = _Group(id=group["id"], members=frozenset(group.get("users") or ()))
+                found[known.id] = found[f"@{group['handle']}"] = known
         return found
 
     async def _ask_member(self, user_id: str) -> _Member | None:

@@ -9,6 +9,7 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
+from flow.policy import is_group, is_member
 from flow.text import visible
 
 Block = dict[str, Any]
@@ -21,8 +22,6 @@ BUTTON = 75
 CONFIRM = 300
 HINT = 2000
 OPTION = 75
-
-_MEMBER = re.compile(r"(?:slack:[TE][A-Z0-9]+/)?([UW][A-Z0-9]{2,})")
 
 
 def escape(text: str) -> str:
@@ -67,16 +66,15 @@ def safe(text: str, longest: int) -> str:
     return escape(cut(one_line(text), longest))
 
 
-def member_of(name: str) -> str | None:
-    """The member id in the name of somebody in Slack: "U01ALICE", or "slack:T01TEST/U01ALICE"."""
-    found = _MEMBER.fullmatch(name)
-    return found[1] if found else None
-
-
 def mention(name: str, longest: int) -> str:
-    """Somebody in Slack as Slack shows them (in mrkdwn only), anybody else by their name."""
-    member = member_of(name)
-    return f"<@{member}>" if member else safe(name, longest)
+    """A member of ours, or a user group, as Slack shows them by their id (in mrkdwn only), anybody else by their name.
+
+    Whoever is named with a team may share the id with one of ours, and nobody here is to be called in their place: see
+    `bot.people.as_named_here`.
+    """
+    if is_member(name):
+        return f"<@{name}>"
+    return f"<!subteam^{name}>" if is_group(name) and not name.startswith("@") else safe(name, longest)
 
 
 def one_line(text: str) -> str:

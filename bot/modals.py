@@ -22,6 +22,7 @@ from bot.details import details_of
 from bot.door import IN_TIME_S, NO_BUTTON, SLACK_AWAY, Door, NotRecorded
 from bot.kit import as_dict, as_text
 from bot.outcomes import already, refusal
+from bot.people import as_named_here
 from bot.questions import FORM, form_of, has_form, typed_in
 from bot.views import AMOUNT, MAX_REASON, REJECT, View, amount_form, in_words, reject_form, skeleton, typed
 from flow import inputs
@@ -56,7 +57,7 @@ def hear_modals(bolt: AsyncApp, door: Door, *, sent: Callable[[dict[str, Any]], 
     """
 
     async def details(conn: Connection, person: Person, press: Press) -> View:
-        return await _details(conn, person, press, door.public_url)
+        return await _details(door, conn, person, press)
 
     _hear_button(bolt, door, "reject", "Reject", _reject_view)
     _hear_button(bolt, door, "change", "Your answer", _change_view)
@@ -196,13 +197,13 @@ async def _decidable(conn: Connection, person: Person, press: Press) -> Approval
     return approval
 
 
-async def _details(conn: Connection, person: Person, press: Press, public_url: str | None) -> View:
+async def _details(door: Door, conn: Connection, person: Person, press: Press) -> View:
     """Whoever can see the card may: the members of our own team, and whoever it names."""
-    approval = await approval_of(conn, press.interrupt_id)
+    approval = as_named_here(await approval_of(conn, press.interrupt_id), await door.own_team.keys())
     if press.user_id not in person.names and not may_see(approval, person, ()):
         return in_words("Details", "Only members of this workspace see more of it.")
     [story] = await stories_of(conn, [await thread_of(conn, approval.thread_id)])
-    return details_of(approval, story, await trace_of(conn, story), person, public_url=public_url)
+    return details_of(approval, story, await trace_of(conn, story), person, public_url=door.public_url)
 
 
 def _carried(approval: Approval, press: Press) -> str:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from bot.pool import Pool
 from flow import audit
 from flow.approvals import approval_of
+from flow.delegations import Delegation
 from flow.errors import FlowError, GroupsUnknown
 from flow.model import Approval, Person
 from flow.policy import is_member
+from flow.standing import askers_of
 
 if TYPE_CHECKING:
     from bot.groups import OwnTeam
@@ -132,7 +134,52 @@ def as_named_here(approval: Approval, own_team: Collection[str]) -> Approval:
         approval,
         requested_by=here(approval.requested_by),
         raised_by=tuple(dict.fromkeys(map(here, approval.raised_by))),
-        approvers=tuple(map(here, approval.approvers)),
-        escalate_to=tuple(map(here, approval.escalate_to)),
+        approvers=tuple(dict.fromkeys(map(here, approval.approvers))),
+        escalate_to=tuple(dict.fromkeys(map(here, approval.escalate_to))),
         changed_by=approval.changed_by and here(approval.changed_by),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Somebody, or a user group, whom a list names; and whoever would decide for them now, as they are away."""
+
+    name: str
+    stand_in: str | None = None
+
+
+def asked_of(approval: Approval, stood_in: Collection[Delegation], own_team: Collection[str]) -> list[Asked]:
+    """Whom the approval asks, by the names that its messages show: never who may not decide it.
+
+    `stood_in` are the delegations of those on its list.
+    """
+
+    key = _key_in(own_team)
+    barred, asking = set(map(key, askers_of(approval))), set(map(key, (approval.requested_by, *approval.raised_by)))
+    stand_ins = {
+        key(name): own_member(each.delegate, own_team) or each.delegate
+        for each in stood_in
+        # Nobody lends their voice to what they ask for, nor borrows one.
+        if asking.isdisjoint({key(each.delegate), *map(key, each.names)})
+        for name in each.names
+    }
+    listed = as_named_here(approval, own_team).approvers
+    return [Asked(name=name, stand_in=stand_ins.get(key(name))) for name in listed if key(name) not in barred]
+
+
+def missing_of(approval: Approval, stood_in: Collection[Delegation], own_team: Collection[str]) -> list[Asked]:
+    """Those of them whose vote does not count yet. Of a user group nobody can say so."""
+    key = _key_in(own_team)
+    voices = {key(vote.for_person or vote.person) for vote in approval.votes}
+    voters = {key(vote.person) for vote in approval.votes}
+    return [
+        # Whoever has voted has no second vote to give.
+        replace(each, stand_in=None) if each.stand_in and key(each.stand_in) in voters else each
+        for each in asked_of(approval, stood_in, own_team)
+        if key(each.name) not in voices
+    ]
+
+
+def _key_in(own_team: Collection[str]) -> Callable[[str], str]:
+    """What two ways to write one person have in common."""
+    return lambda name: (own_member(name, own_team) or name.removeprefix("mail:")).lower()

@@ -1,16 +1,19 @@
-"""Where the copies of a card go: a channel, direct messages to those who may decide, or both."""
+"""Where the copies of a card go: a channel, direct messages to those who may decide, or both; and who they are."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.groups import OwnTeam
+from bot.people import Asked, as_named_here, asked_of, missing_of, own_member
 from bot.slack_api import is_refusal, read_error
+from flow.delegations import Delegation
 from flow.model import Approval
+from flow.notices import OWN_CHANNEL, Copy
 from flow.policy import is_member
 
 
@@ -22,25 +25,30 @@ class Places:
         self._team = OwnTeam(client)
         self._opened: dict[str, str] = {}
 
-    def channel_of(self, approval: Approval) -> str:
-        """The channel that takes its cards, and those that nobody else can be reached with."""
-        return approval.channel or self._channel
+    async def shown(self, approval: Approval) -> Approval:
+        """The approval as messages to this team show it."""
+        return as_named_here(approval, await self._team.keys())
 
-    async def of(self, approval: Approval) -> list[str]:
-        """Where its copies belong: the channel, and each member of ours who is listed by their id and did not ask.
+    async def of(self, approval: Approval, stood_in: Collection[Delegation]) -> list[str]:
+        """Where its copies belong: the tier's channel, and each member of ours who is listed by their id, or decides
+        for one of those while they are away; not those who may not decide it.
 
         User groups get none: their people change, and a message stays.
         """
+        channel = approval.channel or OWN_CHANNEL
         if approval.post_to == "channel":
-            return [self.channel_of(approval)]
-        keys = await self._team.keys()
-        askers = {name.lower() for name in (approval.requested_by, *approval.raised_by)}
-        members = [
-            member
-            for member in dict.fromkeys(filter(None, (_member(name, keys) for name in approval.approvers)))
-            if askers.isdisjoint({member.lower(), *(f"slack:{key}/{member}".lower() for key in keys)})
-        ]
-        return members if approval.post_to == "direct" else [self.channel_of(approval), *members]
+            return [channel]
+        members = _members(asked_of(approval, stood_in, await self._team.keys()))
+        return members if approval.post_to == "direct" else [channel, *members]
+
+    async def missing(self, approval: Approval, stood_in: Collection[Delegation]) -> tuple[list[Asked], dict[str, str]]:
+        """Whose votes are missing, and the ids of user groups among them by their handles."""
+        missing = missing_of(approval, stood_in, await self._team.keys())
+        return missing, await self._team.group_ids([each.name for each in missing])
+
+    async def requester_of(self, approval: Approval) -> str | None:
+        """The member of ours who asks for it; None for anybody else."""
+        return own_member(approval.requested_by, await self._team.keys())
 
     def is_open(self, place: str) -> bool:
         """Whether its channel is known without asking."""
@@ -51,23 +59,37 @@ class Places:
         if not self.is_open(place):
             answer = await self._client.conversations_open(users=place)
             self._opened[place] = str(answer["channel"]["id"])
-        return self._opened.get(place, place)
+        return self._opened.get(place, place) or self._channel
 
 
-def is_served(channel: str, copies: Sequence[tuple[str, str]]) -> bool:
-    """Whether a copy stands there. For a channel, one in any: the setting, or its own id, may have changed since."""
-    there = {place for place, _ in copies}
-    return channel in there or (not _is_direct(channel) and not all(map(_is_direct, there)))
+def is_served(place: str, channel: str, copies: Sequence[Copy]) -> bool:
+    """Whether a copy stands at the place, which is this channel by now.
+
+    For the bot's own channel one in any is enough of those that nobody noted a place of: the setting may have changed.
+    A channel that a tier names is that one, or had another id when the copy was posted for it.
+    """
+    return any(
+        copy.channel == channel
+        or (not is_direct(channel) and copy.place == place)
+        or (place == OWN_CHANNEL and copy.place is None and not is_direct(copy.channel))
+        for copy in copies
+    )
 
 
-def _is_direct(channel: str) -> bool:
+def concerns(copy: Copy, missing: Collection[Asked]) -> bool:
+    """Whether a copy stands where somebody whose vote is missing reads it."""
+    return copy.place is None or not is_member(copy.place) or copy.place in _members(missing)
+
+
+def is_direct(channel: str) -> bool:
+    """Whether it is a conversation with one person."""
     return channel.startswith("D")
 
 
-def _member(name: str, own_team: frozenset[str]) -> str | None:
-    """The member of ours that a list names like this."""
-    team, _, member = name.removeprefix("slack:").rpartition("/")
-    return member if is_member(member) and (not team or team in own_team) else None
+def _members(asked: Collection[Asked]) -> list[str]:
+    """Those of them, and of whoever stands in for them, who are members of ours."""
+    names = (name for each in asked for name in (each.name, each.stand_in) if name and is_member(name))
+    return list(dict.fromkeys(names))
 
 
 class PlaceRefused(Exception):

@@ -7,6 +7,7 @@ a vote that somebody holds for another cannot be handed on.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time, timedelta, tzinfo
 
@@ -89,6 +90,16 @@ async def current(conn: Connection, *, limit: int = 100) -> list[Delegation]:
         "SELECT id, person, person_name, names, delegate, made_by, made_at, until FROM delegations"
         " WHERE ended_at IS NULL AND until > clock_timestamp() ORDER BY until LIMIT %s",
         (limit,),
+    )
+    return [_delegation(row) for row in await rows.fetchall()]
+
+
+async def standing_in(conn: Connection, names: Collection[str]) -> list[Delegation]:
+    """Those that hold now for anybody by one of these names."""
+    rows = await conn.execute(
+        "SELECT id, person, person_name, names, delegate, made_by, made_at, until FROM delegations"
+        " WHERE names && %s::text[] AND ended_at IS NULL AND until > clock_timestamp() ORDER BY id",
+        (list(names),),
     )
     return [_delegation(row) for row in await rows.fetchall()]
 

@@ -9,10 +9,25 @@ outcome only where the attempt is still its own.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from flow.database import Connection, ring
 from flow.model import Notice
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """A message that shows a request. `place` is for what it was posted: a tier's channel, OWN_CHANNEL, or the member
+    whose conversation it is in; None: nobody noted it."""
+
+    channel: str
+    ts: str
+    place: str | None = None
+
+
+# The bot's own channel, wherever that is by now.
+OWN_CHANNEL = ""
 
 # New messages go out at one a second and channel; changes of posted ones need not wait behind them, nor alarms.
 Lane = Literal["posts", "changes", "alarms"]
@@ -191,11 +206,13 @@ async def retry_failed(conn: Connection) -> int:
     return rows.rowcount
 
 
-async def remember_message(conn: Connection, interrupt_id: str, channel: str, ts: str) -> None:
-    """A copy of the approval's card stands there."""
+async def remember_message(
+    conn: Connection, interrupt_id: str, channel: str, ts: str, *, place: str | None = None
+) -> None:
+    """A copy of the approval's card stands there; `place` is for what it was posted, where that is known."""
     await conn.execute(
-        "INSERT INTO messages (channel, ts, interrupt_id) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING",
-        (channel, ts, interrupt_id),
+        "INSERT INTO messages (channel, ts, interrupt_id, place) VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING",
+        (channel, ts, interrupt_id, place),
     )
 
 
@@ -206,10 +223,15 @@ async def forget_message(conn: Connection, channel: str, ts: str) -> None:
 
 async def messages_of(conn: Connection, interrupt_id: str) -> list[tuple[str, str]]:
     """Channel and ts of every copy of the approval's card, oldest first."""
+    return [(copy.channel, copy.ts) for copy in await copies_of(conn, interrupt_id)]
+
+
+async def copies_of(conn: Connection, interrupt_id: str) -> list[Copy]:
+    """The same, each with its place."""
     rows = await conn.execute(
-        "SELECT channel, ts FROM messages WHERE interrupt_id = %s ORDER BY posted_at", (interrupt_id,)
+        "SELECT channel, ts, place FROM messages WHERE interrupt_id = %s ORDER BY posted_at", (interrupt_id,)
     )
-    return [(row["channel"], row["ts"]) for row in await rows.fetchall()]
+    return [Copy(**row) for row in await rows.fetchall()]
 
 
 async def card_status(conn: Connection, interrupt_id: str) -> str | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from flow import threads
 from flow.approvals import request_approval
 from flow.database import Connection
+from flow.delegations import away
 from flow.inputs import parse_claim
 from flow.model import CLAIM_FLOW, CLAIM_FLOW_VERSION, Person, Thread, Verdict, request_hash
 from flow.policy import LIMITS, OneTier, Tier
+from tests.rows import value
 
 
 def slack_person(member: str, name: str) -> Person:
@@ -75,3 +77,10 @@ async def ask(
         )
         assert await threads.leave(conn, thread, status="waiting")
     return interrupt_id
+
+
+async def stand_in(conn: Connection, person: Person, delegate: str) -> None:
+    """The person is away until tomorrow."""
+    then = await value(conn, "SELECT clock_timestamp() + interval '1 day'")
+    async with conn.transaction():
+        await away(conn, person, to=delegate, until=then, made_by=person.key)

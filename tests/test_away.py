@@ -18,7 +18,7 @@ from bot.away import parse_away
 from bot.groups import OwnTeam
 from flow.approvals import approval_of, decide
 from flow.database import Connection
-from flow.delegations import away, current, end, with_absent
+from flow.delegations import current, end, with_absent
 from flow.errors import BadInput, FlowError
 from flow.inbox import Search, count_mine, find, find_threads, may_see, place_named, place_of, waits_for
 from flow.model import Approval, Person
@@ -27,7 +27,7 @@ from tests.browsing import Visitor, pages_in_process, signed_in_at_once
 from tests.command import Terminal
 from tests.home_door import Member, member_at_a_bot
 from tests.local_slack import CHANNEL
-from tests.people import ALICE, BOB, CAROL, EVE, YES, ask, start_claim
+from tests.people import ALICE, BOB, CAROL, EVE, YES, ask, stand_in, start_claim
 from tests.rows import all_rows, one_row, until, value
 from tests.services import QuietSlack
 from tests.slack_door import client_of
@@ -38,12 +38,6 @@ from tests.test_pages import path_of
 async def alice(database_url: str) -> AsyncIterator[Member]:
     async with member_at_a_bot(database_url) as alice:
         yield alice
-
-
-async def stand_in(conn: Connection, person: Person, delegate: str) -> None:
-    then = await value(conn, "SELECT clock_timestamp() + interval '1 day'")
-    async with conn.transaction():
-        await away(conn, person, to=delegate, until=then, made_by=person.key)
 
 
 # In Slack

@@ -344,7 +344,8 @@ def test_an_escalated_card_says_to_whom_and_until_when() -> None:
     ("name", "shown", "kind"),
     [
         ("U04DANA", "<@U04DANA>", "mrkdwn"),
-        ("slack:T01TEST/U04DANA", "<@U04DANA>", "mrkdwn"),
+        # Of another team than ours, whose members come by their bare ids.
+        ("slack:T02OTHER/U04DANA", "slack:T02OTHER/U04DANA", "plain_text"),
         ("U04DANA ", "U04DANA", "plain_text"),
         ("<@U04DANA>", "<@U04DANA>", "plain_text"),
         ("slack:T01TEST/U04DANA>|x", "slack:T01TEST/U04DANA>|x", "plain_text"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,22 +15,24 @@ from bot.deliver import Deliverer
 from bot.places import is_served
 from flow import notices
 from flow.approvals import approval_of, decide
+from flow.changes import refresh
 from flow.database import Connection, connect
 from flow.deadlines import expire_overdue
 from flow.drive import drive
 from flow.flows import Flows
 from flow.model import Claim
-from flow.policy import LIMITS, OneTier, Tier
+from flow.policy import LIMITS, OneTier, Rule, Tier, Tiers
 from tests.block_kit import SETTLED, WAITING, buttons_of
 from tests.delivering import OPS_CHANNEL, deliverer_at
 from tests.fault_proxy import FaultKind, FaultProxy
 from tests.local_slack import CHANNEL, LocalSlack, skip_reason
-from tests.people import ALICE, BOB, YES, ask, slack_person, start_claim
+from tests.people import ALICE, BOB, CAROL, YES, ask, slack_person, stand_in, start_claim
 from tests.rows import one_row, value
 
 pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=skip_reason() or "")
 
 RANDOM = "C02RND"
+PLACES = (CHANNEL, "U01ALICE", "U02BOB", "U99EVE")
 
 
 @pytest.fixture(autouse=True)
@@ -162,7 +165,7 @@ async def test_whoever_is_asked_later_gets_a_copy_and_nobody_a_second_one(
 async def test_every_copy_shows_the_outcome_and_the_reply_stands_below_each(
     slack: LocalSlack, deliverer: Deliverer, conn: Connection, flows: Flows
 ) -> None:
-    policy = _Direct(approvers=("U01ALICE", "U02BOB"), limits=LIMITS)
+    policy = _Direct(approvers=("U01ALICE", "U02BOB"), limits=LIMITS, rules={"post_to": "both"})
     await start_claim(conn)
     await drive(conn, "t1", flows=flows, policy=policy)
     assert await deliverer.sweep(conn) == (1, 0)
@@ -195,6 +198,165 @@ async def test_reminders_go_below_each_copy(slack: LocalSlack, deliverer: Delive
     for place in ("U01ALICE", "U02BOB"):
         card, below = await slack.messages(place)
         assert below["thread_ts"] == card["ts"]
+
+
+async def test_whoever_has_voted_is_reminded_of_nothing(
+    slack: LocalSlack, deliverer: Deliverer, conn: Connection
+) -> None:
+    """Nor below the card in their own conversation; whoever decides for somebody who has not, is."""
+    interrupt_id = await ask(conn, tier=tier("U01ALICE", "U02BOB", "U03CAROL", required=3, post_to="both"))
+    await stand_in(conn, CAROL, "U99EVE")
+    await deliverer.sweep(conn)
+    await decide(conn, interrupt_id, ALICE, YES)
+    await notices.remind(conn, interrupt_id, "t1")
+    await deliverer.sweep(conn)
+    said = [[each["text"] for each in await slack.messages(place) if "thread_ts" in each] for place in PLACES]
+    assert said == [[said[0][0]], [], [said[0][0]], [said[0][0]]]
+    assert said[0][0].endswith(" this waits for <@U02BOB>, <@U03CAROL> (away: <@U99EVE> decides).")
+
+
+# Whoever stands in for somebody
+
+
+async def test_whoever_decides_for_somebody_who_is_away_gets_a_copy(
+    slack: LocalSlack, deliverer: Deliverer, conn: Connection
+) -> None:
+    await stand_in(conn, ALICE, "U02BOB")
+    await ask(conn, tier=tier("U01ALICE"))
+    assert await deliverer.sweep(conn) == (1, 0)
+    assert [await cards(slack, place) for place in ("U01ALICE", "U02BOB", CHANNEL)] == [[WAITING], [WAITING], []]
+
+
+@pytest.mark.parametrize(
+    ("delegate", "requester"),
+    [
+        # Nobody decides what they ask for, for whomever; nor lends the voice that they do not have.
+        ("U02BOB", "slack:T01TEST/U02BOB"),
+        ("U02BOB", "slack:T01TEST/U01ALICE"),
+        ("slack:T0OTHER/U02BOB", "cli:ann"),
+        ("bob@example.com", "cli:ann"),
+    ],
+)
+async def test_whoever_may_not_decide_for_somebody_gets_none(
+    slack: LocalSlack, deliverer: Deliverer, conn: Connection, *, delegate: str, requester: str
+) -> None:
+    await stand_in(conn, ALICE, delegate)
+    await ask(conn, tier=tier("U01ALICE", "U99EVE"), requested_by=requester)
+    assert await deliverer.sweep(conn) == (1, 0)
+    assert (await cards(slack, "U02BOB"), await cards(slack, "U99EVE")) == ([], [WAITING])
+
+
+# Whoever asked
+
+
+async def settled(conn: Connection, flows: Flows, deliverer: Deliverer, requested_by: str, **rules: Any) -> None:
+    """Asked for, posted, approved by Bob, paid; what is said of it is due."""
+    policy = _Direct(approvers=("U01ALICE", "U02BOB"), limits=LIMITS, rules={"post_to": "direct", **rules})
+    await start_claim(conn, requested_by=requested_by)
+    await drive(conn, "t1", flows=flows, policy=policy)
+    await deliverer.sweep(conn)
+    await decide(conn, await value(conn, "SELECT interrupt_id FROM approvals"), BOB, YES)
+    await drive(conn, "t1", flows=flows, policy=policy)
+
+
+async def told(slack: LocalSlack, member: str) -> list[str]:
+    return [each["text"] for each in await slack.messages(member) if each["text"].startswith("📬")]
+
+
+PAID = "📬 250.00 USD to ACME (thread t1): 💸 *250.00 USD paid*, reference L-t1"
+
+
+@pytest.mark.parametrize("kind", [None, "lost_reply", "drop", "hang", "503", "429"])
+@pytest.mark.parametrize("nth", [0, 1, 2])
+async def test_where_no_channel_says_it_whoever_asked_is_told_once(
+    slack: LocalSlack, proxy: FaultProxy, conn: Connection, flows: Flows, *, nth: int, kind: FaultKind | None
+) -> None:
+    async with deliverer_at(proxy, patience_s=0.5) as impatient:
+        await settled(conn, flows, impatient, "slack:T01TEST/U99EVE")
+        if nth:
+            proxy.fail("chat.postMessage", "slow", delay_s=0, times=nth)
+        if kind:
+            proxy.fail("chat.postMessage", kind, delay_s=3600)
+        await impatient.sweep(conn)
+    async with deliverer_at(proxy) as patient:
+        for _ in range(2):
+            await make_due(conn, patient)
+            await patient.sweep(conn)
+    assert await told(slack, "U99EVE") == [PAID]
+    assert [len(await slack.messages(place)) for place in ("U01ALICE", "U02BOB", CHANNEL)] == [2, 2, 0]
+    assert await value(conn, "SELECT status FROM notices WHERE kind = 'reply'") == "sent"
+
+
+@pytest.mark.parametrize(
+    ("requester", "rules"),
+    [
+        ("U99EVE", {"post_to": "both"}),
+        ("U99EVE", {"post_to": "channel"}),
+        ("slack:T0OTHER/U99EVE", {}),
+        ("eve@example.com", {}),
+        ("cli:ann", {}),
+    ],
+)
+async def test_whoever_reads_it_elsewhere_or_is_none_of_ours_gets_no_message(
+    slack: LocalSlack, deliverer: Deliverer, conn: Connection, flows: Flows, *, requester: str, rules: dict[str, Any]
+) -> None:
+    await settled(conn, flows, deliverer, requester, **rules)
+    await deliverer.sweep(conn)
+    assert await slack.messages("U99EVE") == []
+
+
+async def test_whoever_approved_what_they_asked_for_reads_it_below_their_card(
+    slack: LocalSlack, deliverer: Deliverer, conn: Connection, flows: Flows
+) -> None:
+    await settled(conn, flows, deliverer, "U01ALICE", self_approval=True)
+    await deliverer.sweep(conn)
+    assert await told(slack, "U01ALICE") == []
+    assert len(await slack.messages("U01ALICE")) == 2
+
+
+async def test_whoever_cannot_be_told_is_nobody_s_alarm(
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, flows: Flows
+) -> None:
+    proxy.members["U07GONE"] = {"deleted": True}
+    await settled(conn, flows, deliverer, "U07GONE")
+    await deliverer.sweep(conn)
+    assert await value(conn, "SELECT status FROM notices WHERE kind = 'reply'") == "sent"
+    assert await slack.messages(OPS_CHANNEL) == []
+
+
+# Where a refreshed policy says
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "there"),
+    [
+        (None, RANDOM, (1, 1)),
+        (RANDOM, None, (1, 1)),
+        (None, None, (1, 0)),
+        (RANDOM, RANDOM, (0, 1)),
+    ],
+)
+async def test_a_refreshed_channel_gets_the_card_and_the_copy_elsewhere_stays_true(
+    slack: LocalSlack,
+    deliverer: Deliverer,
+    conn: Connection,
+    *,
+    before: str | None,
+    after: str | None,
+    there: tuple[int, int],
+) -> None:
+    interrupt_id = await ask(conn, tier=tier("U01ALICE", post_to="channel", channel=before))
+    await conn.execute("UPDATE threads SET flow = 'other'")
+    await deliverer.sweep(conn)
+    rules = (Rule(tier=tier("U01ALICE", post_to="channel", channel=after), over={}),)
+    await refresh(conn, Tiers(rules=rules), "t1", by="cli:ann")
+    await deliverer.sweep(conn)
+    await notices.change_card(conn, interrupt_id)
+    await deliverer.sweep(conn)
+    assert [await cards(slack, place) for place in (CHANNEL, RANDOM)] == [[WAITING] * count for count in there]
+    await decide(conn, interrupt_id, ALICE, YES)
+    await deliverer.sweep(conn)
+    assert [await cards(slack, place) for place in (CHANNEL, RANDOM)] == [[SETTLED] * count for count in there]
 
 
 # Once, and although
@@ -343,27 +505,40 @@ async def test_twelve_copies_that_take_longer_than_a_lease_are_one_each_with_two
 
 
 @pytest.mark.parametrize(
-    ("channel", "copies", "served"),
+    ("place", "channel", "copies", "served"),
     [
-        ("C1", [], False),
-        ("C1", [("C1", "1.1")], True),
+        ("", "C1", [], False),
+        ("", "C1", [("C1", "")], True),
         # The channel of the settings may have changed, or its id.
-        ("C1", [("C2", "1.1")], True),
-        ("C1", [("D1", "1.1")], False),
-        ("C1", [("D1", "1.1"), ("G2", "1.2")], True),
-        ("D1", [("C1", "1.1")], False),
-        ("D1", [("D2", "1.1")], False),
-        ("D1", [("C1", "1.1"), ("D1", "1.2")], True),
+        ("", "C1", [("C2", "")], True),
+        ("", "C1", [("C2", None)], True),
+        ("", "C1", [("D1", "U1")], False),
+        ("", "C1", [("D1", None)], False),
+        ("", "C1", [("D1", None), ("G2", None)], True),
+        # A tier has another channel by now, or none any more.
+        ("C1", "C1", [("C2", "C2")], False),
+        ("C1", "C1", [("C2", "")], False),
+        ("C1", "C1", [("C2", None)], False),
+        ("", "C1", [("C2", "C2")], False),
+        ("", "C1", [("C1", "C1")], True),
+        ("C1", "C1", [("G1", "C1")], True),
+        ("U1", "D1", [("C1", "")], False),
+        ("U1", "D1", [("D2", "U2")], False),
+        ("U1", "D1", [("C1", ""), ("D1", None)], True),
     ],
 )
-def test_a_channel_is_served_by_any_and_a_conversation_by_itself(
-    channel: str, copies: list[tuple[str, str]], *, served: bool
+def test_a_channel_is_served_by_what_was_posted_for_it_and_a_conversation_by_itself(
+    place: str, channel: str, copies: list[tuple[str, str | None]], *, served: bool
 ) -> None:
-    assert is_served(channel, copies) == served
+    there = [notices.Copy(channel=at, ts="1.1", place=posted_for) for at, posted_for in copies]
+    assert is_served(place, channel, there) == served
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Direct(OneTier):
-    """The built-in policy, with direct messages beside the channel."""
+    """The built-in policy, with these rules beside it."""
+
+    rules: dict[str, Any]
 
     def tier(self, name: str, claim: Claim | None = None) -> Tier:
-        return tier(*self.approvers, name=name, post_to="both")
+        return tier(*self.approvers, name=name, **self.rules)

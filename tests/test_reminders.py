@@ -13,19 +13,22 @@ import pytest
 from bot import deliver
 from bot.blocks import reminder
 from bot.deliver import Deliverer
+from bot.people import missing_of
 from flow.approvals import approval_of, decide
 from flow.database import Connection
+from flow.delegations import standing_in
 from flow.errors import SettingError
 from flow.hours import Hours, next_reminder
 from flow.inputs import mail_person
+from flow.model import Person
 from flow.policy import Tier, read_policy
 from flow.reminders import remind_overdue
 from tests.command import Terminal, worker
 from tests.delivering import deliverer_at
 from tests.fault_proxy import FaultProxy
 from tests.local_slack import CHANNEL, LocalSlack, skip_reason
-from tests.people import ALICE, BOB, NO, TWO_OF_THREE, YES, ask
-from tests.rows import all_rows, until, value
+from tests.people import ALICE, BOB, CAROL, NO, TWO_OF_THREE, YES, ask, stand_in
+from tests.rows import all_rows, rewrite, until, value
 from tests.test_policy import EXAMPLE, written
 
 BERLIN = "09:00-17:00 Europe/Berlin"
@@ -155,26 +158,72 @@ async def test_a_worker_reminds(conn: Connection, database_url: str, tmp_path: P
 # What is said
 
 
+async def waits_for(conn: Connection, interrupt_id: str) -> str:
+    """Whom the reminder names."""
+    approval = await approval_of(conn, interrupt_id)
+    missing = missing_of(approval, await standing_in(conn, approval.approvers), {"T01TEST"})
+    said = reminder(approval, missing, {"@finance": "S01FIN"})
+    since, _, named = said.partition(" this waits for ")
+    assert since.startswith("⏰ Since <!date^") and named.endswith(".")
+    return named[:-1]
+
+
+def listing(*approvers: str, **rules: Any) -> Tier:
+    return Tier(**{"name": "approval", "approvers": approvers, "required": 2, **rules})
+
+
 async def test_it_names_those_who_have_not_decided(conn: Connection) -> None:
-    approvers = ("U01ALICE", "slack:T02OTHER/U02BOB", "carol@example.com", "<!here>")
-    interrupt_id = await ask(conn, tier=Tier(name="approval", approvers=approvers, required=2))
-    said = reminder(await approval_of(conn, interrupt_id))
-    assert said.startswith("⏰ Since <!date^")
-    assert said.endswith(" this waits for <@U01ALICE>, <@U02BOB>, carol@example.com, &lt;!here&gt;.")
+    approvers = ("U01ALICE", "slack:T01TEST/U03CAROL", "carol@example.com", "<!here>")
+    interrupt_id = await ask(conn, tier=listing(*approvers))
+    assert await waits_for(conn, interrupt_id) == "<@U01ALICE>, <@U03CAROL>, carol@example.com, &lt;!here&gt;"
     await decide(conn, interrupt_id, ALICE, YES)
-    assert "U01ALICE" not in reminder(await approval_of(conn, interrupt_id))
+    assert await waits_for(conn, interrupt_id) == "<@U03CAROL>, carol@example.com, &lt;!here&gt;"
+
+
+async def test_whoever_is_of_another_team_calls_nobody_here(conn: Connection) -> None:
+    interrupt_id = await ask(conn, tier=listing("slack:T02OTHER/U02BOB", "U01ALICE", "U02BOB"))
+    assert await waits_for(conn, interrupt_id) == "slack:T02OTHER/U02BOB, <@U01ALICE>, <@U02BOB>"
+    key = "slack:T02OTHER/U02BOB"
+    await decide(conn, interrupt_id, Person(key=key, name="Bob", names=frozenset({key})), YES)
+    assert await waits_for(conn, interrupt_id) == "<@U01ALICE>, <@U02BOB>"
+
+
+async def test_user_groups_are_called_by_their_ids(conn: Connection) -> None:
+    interrupt_id = await ask(conn, tier=listing("@finance", "S0APPR", "@gone"))
+    assert await waits_for(conn, interrupt_id) == "<!subteam^S01FIN>, <!subteam^S0APPR>, @gone"
 
 
 async def test_it_names_nobody_who_cannot_and_nobody_twice(conn: Connection) -> None:
     carol = mail_person("carol@example.com")
-    approvers = ("carol@example.com", "dave@example.com", "U02BOB")
-    interrupt_id = await ask(conn, tier=Tier(name="approval", approvers=approvers, required=2), requested_by="U02BOB")
+    tier = listing("carol@example.com", "dave@example.com", "U02BOB", "U03CAROL")
+    interrupt_id = await ask(conn, tier=tier, requested_by="slack:T01TEST/U02BOB")
+    await rewrite(conn, "raised_by = %s", sorted(CAROL.names))
     await decide(conn, interrupt_id, carol, YES)
-    assert reminder(await approval_of(conn, interrupt_id)).endswith(" this waits for dave@example.com.")
+    assert await waits_for(conn, interrupt_id) == "dave@example.com"
+    await rewrite(conn, "self_approval = true")
+    assert await waits_for(conn, interrupt_id) == "dave@example.com, <@U02BOB>, <@U03CAROL>"
     nobody = await ask(conn, "t2", tier=Tier(name="approval", approvers=()))
-    assert reminder(await approval_of(conn, nobody)).endswith(" this waits for the command line.")
+    assert await waits_for(conn, nobody) == "the command line"
     many = await ask(conn, "t3", tier=Tier(name="approval", approvers=tuple(f"U1{n:03}" for n in range(30))))
-    assert reminder(await approval_of(conn, many)).endswith("<@U1019>, 10 more.")
+    assert (await waits_for(conn, many)).endswith("<@U1019>, 10 more")
+
+
+async def test_it_names_whoever_decides_for_somebody_who_is_away(conn: Connection) -> None:
+    interrupt_id = await ask(conn, tier=listing("U01ALICE", "U02BOB", "U03CAROL"), requested_by="U66EVE")
+    await stand_in(conn, ALICE, "U02BOB")
+    # Whoever asks for it decides for nobody.
+    await stand_in(conn, CAROL, "U66EVE")
+    assert await waits_for(conn, interrupt_id) == "<@U01ALICE> (away: <@U02BOB> decides), <@U02BOB>, <@U03CAROL>"
+    await decide(conn, interrupt_id, BOB, YES)
+    # He has no second vote to give.
+    assert await waits_for(conn, interrupt_id) == "<@U01ALICE>, <@U03CAROL>"
+
+
+async def test_whoever_had_somebody_decide_for_them_has_decided(conn: Connection) -> None:
+    interrupt_id = await ask(conn, tier=listing("U01ALICE", "U03CAROL"))
+    await stand_in(conn, ALICE, "U02BOB")
+    await decide(conn, interrupt_id, BOB, YES)
+    assert await waits_for(conn, interrupt_id) == "<@U03CAROL>"
 
 
 async def test_a_zone_that_this_machine_does_not_know_stops_no_clock(conn: Connection) -> None:
