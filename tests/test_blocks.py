@@ -384,7 +384,7 @@ def test_each_end_without_a_payment_has_a_word_of_its_own(status: str, thread: s
 def test_what_was_superseded_says_what_is_asked_instead_and_never_that_it_was_paid() -> None:
     changed: dict[str, Any] = {
         "changed_to": {"amount": "1200.00"},
-        "changed_by": "slack:T01TEST/U02BOB",
+        "changed_by": "U02BOB",
         "changed_why": "two <chairs>",
     }
     approval = replace(APPROVAL, status="superseded", requested_by="U04DANA", **changed)

@@ -286,6 +286,8 @@ async def test_a_form_that_slack_does_not_open_is_not_acknowledged(alice: Member
 
 
 async def test_a_delegate_finds_and_decides_what_waits_for_whoever_is_away(alice: Member, conn: Connection) -> None:
+    # Slack says that she is a full member.
+    alice.slack.zones["U01ALICE"] = "UTC"
     only_bob = Tier(name="approval", approvers=("U02BOB",))
     waits = await ask(conn, "bobs", tier=only_bob)
     await ask(conn, "by-bob", tier=replace(only_bob, self_approval=True), requested_by="U02BOB")
