@@ -779,7 +779,8 @@ def approvals() -> None:
 @approvals.command("refresh")
 @click.option("--thread", "thread_id", metavar="ID", help="What this thread waits for.")
 @click.option("--all", "all_of_them", is_flag=True, help="Everything that waits.")
-def approvals_refresh(thread_id: str | None, all_of_them: bool) -> None:
+@_json
+def approvals_refresh(thread_id: str | None, all_of_them: bool, as_json: bool) -> None:
     """Apply the policy of today to what waits: by itself a change of it reaches only what is asked afterwards.
 
     Votes so far are void, and the time begins anew; a claim is asked for again from its first tier on.
@@ -792,27 +793,31 @@ def approvals_refresh(thread_id: str | None, all_of_them: bool) -> None:
         inputs.parse_thread_id(thread_id)
 
     async def run(settings: Settings) -> None:
+        from dataclasses import asdict
+
         from flow.advance import advance
         from flow.approvals import waiting_threads
         from flow.changes import refresh
         from flow.policy import in_words, policy_of
 
-        policy, refused = policy_of(settings), 0
+        policy = policy_of(settings)
+        done: list[dict[str, Any]] = []
         async with _database(settings, acts=True) as (url, conn):
             for each in [thread_id] if thread_id else await waiting_threads(conn):
                 try:
                     tiers = await refresh(conn, policy, each, by=_user())
                     await advance(url, conn, each, settings)
                 except FlowError as exc:
-                    refused += 1
+                    done.append({"thread": each, "tiers": [], "refused": str(exc)})
                     click.echo(f"{each}: {exc}", err=True)
                     continue
-                for tier in tiers:
-                    click.echo(f"{each}: {in_words(tier)}")
-                if not tiers:
-                    click.echo(f"{each}: it waits for nobody")
+                done.append({"thread": each, "tiers": [asdict(tier) for tier in tiers], "refused": None})
+                for line in [] if as_json else [in_words(tier) for tier in tiers] or ["it waits for nobody"]:
+                    click.echo(f"{each}: {line}")
             await _deliver(settings, conn)
-        if refused:
+        if as_json:
+            _print_json(done[0] if thread_id else done)
+        if refused := sum(bool(each["refused"]) for each in done):
             raise FlowError(f"{refused} could not be refreshed, and are as they were: the reasons are above")
 
     _run(run)

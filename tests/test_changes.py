@@ -13,6 +13,7 @@ import pytest
 from flow.approvals import approval_of, approvals_of, decide
 from flow.changes import change_amount, refresh
 from flow.database import Connection
+from flow.drive import drive
 from flow.errors import AlreadyDecided, BadInput, NotAllowed, NothingToDecide, StaleRequest, Tampered, Unaskable
 from flow.flows import Flows
 from flow.model import Approval, Person
@@ -334,8 +335,27 @@ async def test_it_is_told_to_at_the_command_line(
     assert kinds == [
         "thread.started", "approval.requested", "approval.changed", "approval.refreshed", "approval.requested"
     ]  # fmt: skip
+    again = terminal.run("approvals", "refresh", "--thread", "t1", "--json").json
+    assert (again["thread"], [tier["name"] for tier in again["tiers"]], again["refused"]) == ("t1", ["finance"], None)
     assert terminal.run("approvals", "refresh", "--thread", "t9").code == 1
     assert terminal.run("approvals", "refresh").code == 2
+
+
+async def test_what_could_not_be_refreshed_is_said_in_json_too(
+    conn: Connection, database_url: str, tmp_path: Path, flows: Flows
+) -> None:
+    terminal = Terminal(tmp_path, DATABASE_URL=database_url)
+    for thread_id in ("t1", "t2"):
+        await start_claim(conn, thread_id)
+        assert await drive(conn, thread_id, flows=flows, policy=POLICY) == "waiting"
+    await conn.execute("UPDATE approvals SET approvers = '{U66EVE}' WHERE thread_id = 't2'")
+    file_policy(tmp_path, "finance")
+    done = terminal.run("approvals", "refresh", "--all", "--json")
+    assert done.code == 1
+    assert [(each["thread"], len(each["tiers"]), bool(each["refused"])) for each in done.json] == [
+        ("t1", 1, False), ("t2", 0, True)
+    ]  # fmt: skip
+    assert terminal.run("approvals", "refresh", "--thread", "t2", "--json").code == 1
 
 
 async def test_the_command_line_shows_what_is_asked_for_and_not_what_was_filed(
