@@ -37,7 +37,7 @@ from bot.kit import (
     safe,
     told,
 )
-from bot.outcomes import asked_amount, decision_line, outcome_lines, progress_lines, title_of
+from bot.outcomes import TAMPERED, asked_amount, decision_line, outcome_lines, progress_lines, title_of
 from bot.people import Asked
 from bot.questions import ending_of, has_form, question_blocks, subject_of
 from flow.advice import advice_in_words
@@ -93,6 +93,8 @@ def card(
 
     `public_url` is where the pages are: what a press cannot approve is approved there.
     """
+    if approval.status == "pending" and not approval.whole:
+        return _changed_past_us(approval, thread)
     question = question_of(approval.request)
     header = f"{title_of(approval, thread)}: {subject_in(approval)}"
     if question.kind == "claim":
@@ -116,6 +118,16 @@ def card(
     blocks += _buttons(approval, question, public_url)
     blocks.append({"type": "context", "elements": [plain(_origin(approval), FIELD)]})
     return _summary(approval, thread), blocks
+
+
+def _changed_past_us(approval: Approval, thread: Thread) -> tuple[str, list[Block]]:
+    """The card of what nobody can decide, without what it says by now: nobody was asked that, and it may be absurd."""
+    title = title_of(approval, thread)
+    return f"{title}: thread {approval.thread_id}. {TAMPERED}", [
+        {"type": "header", "text": told(title, HEADER)},
+        {"type": "section", "text": mrkdwn(TAMPERED, SECTION_TEXT)},
+        {"type": "context", "elements": [plain(_origin(approval), FIELD)]},
+    ]
 
 
 def reply(approval: Approval, thread: Thread, payment: Payment | None) -> str:

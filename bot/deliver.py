@@ -25,7 +25,7 @@ from bot.slack_api import FIXES, RATE_LIMITS, SEE_ERROR, is_refusal, read_error,
 from flow import notices
 from flow.advice import advice_of
 from flow.aio import to_its_end
-from flow.approvals import approval_of
+from flow.approvals import approval_of, note_tampered
 from flow.database import AWAY, Connection, Lock, connect, wakes
 from flow.delegations import standing_in
 from flow.model import Approval, Notice, Payment, Thread
@@ -193,6 +193,8 @@ class Deliverer:
         """
         approval, thread, payment = await _facts(conn, notice)
         approval = await self._places.shown(approval)
+        if not approval.whole:
+            await note_tampered(conn, approval)
         advice = (await advice_of(conn, [thread.thread_id])).get(thread.thread_id)
         text, shown = blocks.card(approval, thread, payment, advice, public_url=self._public_url)
         copies, refusals = await notices.copies_of(conn, approval.interrupt_id), Refusals()

@@ -36,11 +36,18 @@ _TROUBLES = {
 }
 
 
+TAMPERED = "This request was changed outside of the bot: nobody can decide it."
+
+
 def title_of(approval: Approval, thread: Thread) -> str:
     """Where it is, in a word or two."""
     if approval.status == "pending":
+        if not approval.whole:
+            return "⛔ Changed outside of the bot"
         # A name that somebody gave says who is asked, the only tier's does not.
-        return "Approval needed" if approval.tier == UNNAMED else f"Approval needed from {safe(approval.tier, _NAME)}"
+        who = "" if approval.tier == UNNAMED else f" from {safe(approval.tier, _NAME)}"
+        step = f", step {approval.step} of {approval.steps}" if approval.step else ""
+        return f"Approval needed{who}{step}"
     if approval.status == "approved":
         return {"paid": "✅ Paid", "failed": "⚠️ Failed"}.get(thread.status, "✅ Approved")
     return _TITLES[approval.status]
@@ -64,6 +71,8 @@ def progress_lines(approval: Approval) -> list[str]:
     """How far a pending one is: who has approved, where it takes more than one, and who else is asked by now."""
     if approval.status != "pending":
         return []
+    if not approval.whole:
+        return [TAMPERED]
     lines = []
     if approval.required > 1:
         names = [safe(vote.who, _NAME) for vote in approval.votes if vote.verdict == "approve"]

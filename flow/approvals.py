@@ -41,7 +41,7 @@ COLUMNS = sql.SQL(
     "interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers, required, status, requested_at,"
     " expires_at, settled_at, withdrawn_by, withdrawn_why, rank, on_expiry, escalate_to, expires_after_s, escalated_at,"
     " self_approval, step_up, post_to, channel, changed_to, changed_by,"
-    " changed_why, raised_by,"
+    " changed_why, raised_by, step, steps,"
     " coalesce(fingerprint = approval_fingerprint(approvals), status <> 'pending') AS whole"
 )
 # What somebody is told instead of having decided; a value that cannot be used is none of these.
@@ -51,7 +51,14 @@ _DECISION = "person, person_name, verdict, door, reason, decided_at, answer, for
 
 
 async def request_approval(
-    conn: Connection, thread: Thread, *, interrupt_id: str, tier: Tier, request: dict[str, Any], request_hash: str
+    conn: Connection,
+    thread: Thread,
+    *,
+    interrupt_id: str,
+    tier: Tier,
+    request: dict[str, Any],
+    request_hash: str,
+    step: tuple[int, int] | None = None,
 ) -> None:
     """Ask for a decision: the row, the card that shows it, the mails to approvers by address.
 
@@ -61,8 +68,9 @@ async def request_approval(
         sql.SQL(
             "INSERT INTO approvals (interrupt_id, thread_id, tier, request, request_hash, requested_by, raised_by,"
             " approvers, required, rank, expires_after_s, on_expiry, escalate_to, self_approval, step_up, post_to,"
-            " channel, requested_at, expires_at) SELECT %s, thread_id, %s, %s, %s, %s, coalesce(raised_by, '{{}}'), %s,"
-            " %s, %s, %s, %s, %s, %s, %s, %s, %s, now, now + %s * interval '1 second'"
+            " channel, step, steps, requested_at, expires_at)"
+            " SELECT %s, thread_id, %s, %s, %s, %s, coalesce(raised_by, '{{}}'), %s,"
+            " %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, now, now + %s * interval '1 second'"
             " FROM threads, clock_timestamp() AS now WHERE thread_id = %s"
             " ON CONFLICT (interrupt_id) DO NOTHING RETURNING {}"
         ).format(COLUMNS),
@@ -82,6 +90,7 @@ async def request_approval(
             tier.step_up,
             tier.post_to,
             tier.channel,
+            *(step or (None, None)),
             tier.expires_after_s,
             thread.thread_id,
         ),
@@ -289,6 +298,25 @@ async def refusals_kept(
                 data={"name": person.name, "why": str(exc), "status": approval.status},
             )
         raise
+
+
+async def note_tampered(conn: Connection, approval: Approval) -> None:
+    """It was changed past us, and somebody has seen it: once, the operators are told, and the audit log keeps it."""
+    async with conn.transaction():
+        approval = await approval_of(conn, approval.interrupt_id, lock=True)
+        if approval.whole or approval.status != "pending" or await audit.has(conn, approval, "approval.tampered"):
+            return
+        await notices.raise_alarm(conn, approval.thread_id)
+        await audit.record(
+            conn,
+            "approval.tampered",
+            who="clock",
+            door="clock",
+            thread_id=approval.thread_id,
+            interrupt_id=approval.interrupt_id,
+            shown=approval.request_hash,
+            data={"status": approval.status},
+        )
 
 
 async def check_decidable(

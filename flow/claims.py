@@ -158,6 +158,7 @@ def _request_of(state: State) -> dict[str, Any]:
         "currency": state["currency"],
         "payee": state["payee"],
         "tier": state["tiers"][state["tier"]],
+        "step": [state["tier"] + 1, len(state["tiers"])],
     }
 
 
@@ -185,7 +186,9 @@ class ClaimFlow(Flow):
             flow_version=thread.flow_version,
             claim=Claim.of_input(shown),
         )
-        return Asked(tier=tier, request=shown, digest=digest)
+        # What another release has asked has no step.
+        step, steps = pause.value.get("step", (1, 1))
+        return Asked(tier=tier, request=shown, digest=digest, step=(step, steps) if steps > 1 else None)
 
     def tier_of(self, asked: Asked, pause: Interrupt, policy: Policy) -> Tier:  # noqa: ARG002
         """As the state holds it, whatever the policy says by now."""

@@ -195,7 +195,13 @@ async def _answers_or_wait(
                 await supersede(conn, thread.thread_id, keep=[each.id for each in interrupts])
                 tier = flow.tier_of(asked, pause, pen.policy)
                 await request_approval(
-                    conn, thread, interrupt_id=pause.id, tier=tier, request=asked.request, request_hash=asked.digest
+                    conn,
+                    thread,
+                    interrupt_id=pause.id,
+                    tier=tier,
+                    request=asked.request,
+                    request_hash=asked.digest,
+                    step=asked.step,
                 )
                 continue
             if approval.status != "pending":

@@ -41,11 +41,12 @@ _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,62}")
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """One question as it is written to its approval's row."""
+    """One question as it is written to its approval's row. `step` is its place among how many, where that is known."""
 
     tier: str
     request: dict[str, Any]
     digest: str
+    step: tuple[int, int] | None = None
 
 
 class Flow:

@@ -177,6 +177,9 @@ class Approval:
     step_up: bool = False
     post_to: PostTo = "channel"
     channel: str | None = None
+    # Its place among the requests that the thread is to make, of how many; None: it is the only one, or nobody knows.
+    step: int | None = None
+    steps: int | None = None
     # Superseded by a request for this, proposed by this person.
     changed_to: dict[str, Any] | None = None
     changed_by: str | None = None

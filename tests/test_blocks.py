@@ -265,6 +265,26 @@ def test_a_card_names_the_tier_that_a_policy_names() -> None:
     assert _words(blocks)[0] == "Approval needed from vp: 250.00 USD"
 
 
+def test_a_card_says_which_step_of_how_many_it_is() -> None:
+    text, blocks = card(replace(APPROVAL, tier="vp", step=2, steps=3), THREAD, None)
+    assert _words(blocks)[0] == "Approval needed from vp, step 2 of 3: 250.00 USD"
+    assert text.startswith("Approval needed from vp, step 2 of 3: 250.00 USD")
+    assert "step" not in _words(card(replace(APPROVAL, tier="vp"), THREAD, None)[1])[0]
+
+
+@pytest.mark.parametrize("now", [APPROVAL.request, APPROVAL.request | {"amount": "a lot"}, {"title": "<!here>"}, {}])
+def test_a_card_that_was_changed_past_us_says_so_and_has_no_buttons(now: dict[str, Any]) -> None:
+    tampered = replace(APPROVAL, request=now, whole=False, required=2)
+    text, blocks = card(tampered, THREAD, None, public_url="https://bot.example")
+    said = "This request was changed outside of the bot: nobody can decide it."
+    assert _words(blocks)[:2] == ["⛔ Changed outside of the bot", said]
+    assert text == f"⛔ Changed outside of the bot: thread t1. {said}"
+    assert not any(block["type"] == "actions" for block in blocks)
+    assert findings(text, blocks) == []
+    settled = replace(APPROVAL, whole=False, status="withdrawn")
+    assert "changed outside" not in json.dumps(card(settled, THREAD, None)[1])
+
+
 def test_an_expired_card_says_when_it_was_too_late() -> None:
     expired = replace(APPROVAL, status="expired", expires_at=_AT, settled_at=_AT)
     _, blocks = card(expired, replace(THREAD, status="expired"), None)

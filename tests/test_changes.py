@@ -99,6 +99,7 @@ async def test_votes_are_void_and_every_tier_is_asked_again(conn: Connection, fl
     assert [(each.tier, each.status, each.request["amount"]) for each in asked] == [
         ("manager", "superseded", "2000.00"), ("vp", "superseded", "2000.00"), ("manager", "pending", "1500.00")
     ]  # fmt: skip
+    assert [(each.step, each.steps) for each in asked] == [(1, 2), (2, 2), (1, 2)]
     for person in (ALICE, CAROL):
         await decide(conn, (await newest(conn)).interrupt_id, person, YES)
         last = await run(conn, flows, policy=TWO)

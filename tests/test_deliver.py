@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -16,6 +17,7 @@ from bot.deliver import Deliverer
 from flow import notices, threads
 from flow.approvals import approval_of, decide
 from flow.database import Connection, connect
+from flow.deadlines import expire_overdue
 from flow.drive import drive
 from flow.flows import Flows
 from flow.settings import Settings
@@ -58,6 +60,58 @@ async def deliverer(proxy: FaultProxy) -> AsyncIterator[Deliverer]:
 
 # Faults that leave it open whether Slack acted: afterwards it had in the first two, and not in the others.
 OPEN: list[FaultKind] = ["lost_reply", "slow", "drop", "hang", "500", "503"]
+
+# Changed past us
+
+
+async def test_a_card_that_was_changed_past_us_says_so_within_five_seconds(
+    slack: LocalSlack, deliverer: Deliverer, conn: Connection, database_url: str
+) -> None:
+    interrupt_id = await ask(conn)
+
+    async def card() -> dict[str, Any] | None:
+        found = await slack.messages(CHANNEL)
+        return found[0] if found else None
+
+    async def marked() -> bool:
+        found = await card()
+        return found is not None and "changed outside of the bot: nobody can decide it" in str(found["blocks"])
+
+    async def told() -> list[str]:
+        return [each["text"] for each in await slack.messages(OPS_CHANNEL)]
+
+    async with running(deliverer, database_url):
+        await until(card)
+        await conn.execute("UPDATE approvals SET approvers = '{U66EVE}'")
+        await until(marked, within_s=5)
+        marked_card = await card()
+        assert marked_card is not None and buttons_of(marked_card) == []
+        [alarm] = await until(told)
+        assert f"Its request {interrupt_id} was changed in the database" in alarm
+        # Each time, and back again.
+        await conn.execute("UPDATE approvals SET approvers = %s", (list(POLICY.approvers),))
+
+        async def whole() -> bool:
+            found = await card()
+            return found is not None and buttons_of(found) == WAITING
+
+        await until(whole, within_s=5)
+        await conn.execute("UPDATE approvals SET request = '{}'")
+        await until(marked, within_s=5)
+    assert len(await told()) == 1
+    assert await value(conn, "SELECT count(*) FROM audit WHERE kind = 'approval.tampered'") == 1
+
+
+async def test_what_we_change_ourselves_is_whole_at_each_commit(conn: Connection, deliverer: Deliverer) -> None:
+    escalating = replace(TWO_OF_THREE, on_expiry="escalate", escalate_to=("U66EVE",), expires_after_s=60.0)
+    interrupt_id = await ask(conn, tier=escalating)
+    await deliverer.sweep(conn)
+    await conn.execute("UPDATE approvals SET expires_at = clock_timestamp()")
+    assert await expire_overdue(conn) == 1
+    await deliverer.sweep(conn)
+    assert (await approval_of(conn, interrupt_id)).whole
+    assert await all_rows(conn, "SELECT FROM audit WHERE kind = 'approval.tampered'") == []
+
 
 # Posting once
 
