@@ -194,14 +194,14 @@ class Deliverer:
         approval, thread, payment = await _facts(conn, notice)
         approval = await self._places.shown(approval)
         if not approval.whole:
-            await note_tampered(conn, approval)
+            approval = await self._places.shown(await note_tampered(conn, approval))
         advice = (await advice_of(conn, [thread.thread_id])).get(thread.thread_id)
         text, shown = blocks.card(approval, thread, payment, advice, public_url=self._public_url)
         copies, refusals = await notices.copies_of(conn, approval.interrupt_id), Refusals()
         copies = await self._update(conn, notice, copies, refusals, text=text, blocks=shown)
         # Nobody is shown a request anew that is settled; what was perhaps shown is looked for.
         if approval.status == "pending" or notice.ambiguous:
-            stood_in = await standing_in(conn, approval.approvers)
+            stood_in = await standing_in(conn, approval.approvers) if approval.post_to != "channel" else []
             for place in await self._places.of(approval, stood_in):
                 with refusals.of(place or self._channel):
                     copies += await self._fill(conn, notice, approval, place, copies, text=text, blocks=shown)

@@ -300,12 +300,15 @@ async def refusals_kept(
         raise
 
 
-async def note_tampered(conn: Connection, approval: Approval) -> None:
-    """It was changed past us, and somebody has seen it: once, the operators are told, and the audit log keeps it."""
+async def note_tampered(conn: Connection, approval: Approval) -> Approval:
+    """It was changed past us, and somebody has seen it: once, the operators are told, and the audit log keeps it.
+
+    The approval as it is by then: it may be whole again.
+    """
     async with conn.transaction():
         approval = await approval_of(conn, approval.interrupt_id, lock=True)
         if approval.whole or approval.status != "pending" or await audit.has(conn, approval, "approval.tampered"):
-            return
+            return approval
         await notices.raise_alarm(conn, approval.thread_id)
         await audit.record(
             conn,
@@ -317,6 +320,7 @@ async def note_tampered(conn: Connection, approval: Approval) -> None:
             shown=approval.request_hash,
             data={"status": approval.status},
         )
+        return approval
 
 
 async def check_decidable(
