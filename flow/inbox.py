@@ -1,5 +1,5 @@
-"""What a person sees in the inbox: approvals that name them, or somebody they stand in for, requests that they filed,
-or everything for a viewer.
+"""What a person sees in the inbox: approvals that name them, or somebody they stand in for, or that they have decided,
+requests that they filed, or everything for a viewer.
 
 Whom a person stands in for is in their `acts_for`: see `flow.delegations.with_absent`.
 """
@@ -26,6 +26,9 @@ from flow.threads import threads_of
 
 View = Literal["mine", "all", "history"]
 
+# As far as what waits for one person is counted: more is too many, whatever the number.
+MOST_COUNTED = 100
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -50,6 +53,7 @@ def may_see(approval: Approval, person: Person, viewers: Collection[str]) -> boo
         names_person(viewers, person)
         or names_person(approval.approvers, person)
         or is_requester(approval.requested_by, person)
+        or any(decision.person == person.key for decision in approval.decisions)
         or any(_stands_in(approval, absent) for absent in person.acts_for)
     )
 
@@ -118,16 +122,18 @@ async def find(
 
 
 async def count_mine(conn: Connection, person: Person) -> int:
-    """How many approvals wait for this person."""
-    query = sql.SQL("SELECT count(*) AS n FROM approvals WHERE {}").format(_mine(person))
-    row = await (await conn.execute(query, _person_values(person))).fetchone()
+    """How many approvals wait for this person, up to MOST_COUNTED."""
+    query = sql.SQL("SELECT count(*) AS n FROM (SELECT FROM approvals WHERE {} LIMIT %(most)s) AS mine").format(
+        _mine(person)
+    )
+    row = await (await conn.execute(query, _person_values(person) | {"most": MOST_COUNTED})).fetchone()
     assert row is not None
     return int(row["n"])
 
 
 async def lists_groups(conn: Connection) -> bool:
-    """Whether anything that waits lists a Slack user group: only then does it matter who is in which."""
-    query = "SELECT EXISTS (SELECT FROM approvals WHERE status = 'pending' AND lists_group(approvers)) AS found"
+    """Whether any approval lists a Slack user group: only then does it matter who is in which."""
+    query = "SELECT EXISTS (SELECT FROM approvals WHERE lists_group(approvers)) AS found"
     row = await (await conn.execute(query)).fetchone()
     assert row is not None
     return bool(row["found"])
@@ -138,11 +144,14 @@ async def find_threads(
 ) -> list[Thread]:
     """What this person filed, newest first, whether or not it needed an approval; those after `before`."""
     page = newest(("created_at", "thread_id"), before)
+    # For each name on its own the index has them in this order; for all names at once it has none, and the newest of
+    # everybody's would be read through.
     query = sql.SQL(
-        "SELECT thread_id FROM threads WHERE lower(requested_by) = ANY(%(lowered)s) AND {}"
-        " ORDER BY created_at DESC, thread_id LIMIT %(limit)s"
+        "SELECT thread_id FROM unnest(%(lowered)s::text[]) AS name CROSS JOIN LATERAL (SELECT thread_id, created_at"
+        " FROM threads WHERE lower(requested_by) = name AND {} ORDER BY created_at DESC, thread_id LIMIT %(limit)s)"
+        " AS filed ORDER BY created_at DESC, thread_id LIMIT %(limit)s"
     ).format(page.where)
-    rows = await conn.execute(query, {"limit": limit, **page.values, **_person_values(person)})
+    rows = await conn.execute(query, {"limit": limit, **page.values, "lowered": _lowered(person.names)})
     ids = [row["thread_id"] for row in await rows.fetchall()]
     found = await threads_of(conn, ids)
     return [found[thread_id] for thread_id in ids]
@@ -152,6 +161,8 @@ async def find_threads(
 
 _REQUESTED = sql.SQL("lower(approvals.requested_by) = ANY(%(lowered)s)")
 _NAMED = sql.SQL("approvers && %(names)s::text[]")
+# An array, and no subquery of each row: an index finds its ids, beside those by approver and by requester.
+_DECIDED = sql.SQL("interrupt_id = ANY(ARRAY(SELECT d.interrupt_id FROM decisions d WHERE d.person = %(person)s))")
 # Nobody may, for whom any of this is not so; whoever stands in for somebody stands where they do.
 _MAY = sql.SQL("(self_approval OR NOT ({} OR raised_by && %(names)s::text[]))").format(_REQUESTED)
 _HAS_GROUP = sql.SQL("lists_group(approvers)")
@@ -200,7 +211,7 @@ def _seen(person: Person, viewers: Collection[str]) -> list[sql.Composable]:
     if names_person(viewers, person):
         return []
     others = map(_stands_in_for, range(len(person.acts_for)))
-    return [sql.SQL("({})").format(sql.SQL(" OR ").join([_NAMED, _REQUESTED, *others]))]
+    return [sql.SQL("({})").format(sql.SQL(" OR ").join([_NAMED, _REQUESTED, _DECIDED, *others]))]
 
 
 def _person_values(person: Person) -> dict[str, Any]:
@@ -221,7 +232,8 @@ def _person_values(person: Person) -> dict[str, Any]:
 
 
 def _lowered(names: Collection[str]) -> list[str]:
-    return [name.lower() for name in names]
+    """Each once: U01ALICE and u01alice are one requester."""
+    return sorted({name.lower() for name in names})
 
 
 # A request of another flow may have no amount. What it has is looked for in its words, not in our names for them.

@@ -18,7 +18,7 @@ from flow.approvals import approval_of, decide
 from flow.database import Connection
 from flow.delegations import away, current, end, with_absent
 from flow.errors import BadInput, FlowError
-from flow.inbox import Search, count_mine, find, find_threads, may_see, place_named, place_of, waits_for
+from flow.inbox import MOST_COUNTED, Search, count_mine, find, find_threads, may_see, place_named, place_of, waits_for
 from flow.model import Approval, Person
 from flow.policy import Tier
 from tests.browsing import Visitor, pages_in_process, signed_in_at_once
@@ -193,6 +193,31 @@ async def test_a_viewer_sees_everything_and_it_is_no_more_theirs_to_decide(conn:
     viewers = frozenset({"U66EVE"})
     assert len(await find(conn, EVE, Search(view="all"), viewers=viewers, limit=100)) == len(ids)
     assert await find(conn, EVE, Search(), viewers=viewers, limit=100) == []
+
+
+async def test_whoever_has_decided_for_somebody_sees_it_when_they_are_back(conn: Connection) -> None:
+    interrupt_id = await ask(conn, tier=Tier(name="approval", approvers=("U01ALICE",)))
+    await ask(conn, "other", tier=Tier(name="approval", approvers=("U01ALICE",)))
+    await stand_in(conn, ALICE, "U66EVE")
+    await decide(conn, interrupt_id, EVE, YES)
+    async with conn.transaction():
+        await end(conn, ALICE, by=ALICE.key)
+    eve = await with_absent(conn, EVE)
+    for view in ("all", "history"):
+        found = await find(conn, eve, Search(view=view), viewers=(), limit=9)
+        assert [each.interrupt_id for each in found] == [interrupt_id]
+    assert may_see(await approval_of(conn, interrupt_id), eve, ())
+
+
+async def test_what_waits_is_counted_as_far_as_anybody_reads(conn: Connection) -> None:
+    await ask(conn, "t0")
+    await conn.execute(
+        "INSERT INTO approvals"
+        " (interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers, required)"
+        " SELECT md5('p' || g), thread_id, tier, request, request_hash, requested_by, approvers, required"
+        " FROM approvals, generate_series(1, 150) AS g"
+    )
+    assert await count_mine(conn, ALICE) == MOST_COUNTED
 
 
 async def test_what_somebody_filed_is_found_page_by_page(conn: Connection) -> None:
