@@ -790,7 +790,7 @@ def approvals() -> None:
 def approvals_refresh(thread_id: str | None, all_of_them: bool) -> None:
     """Apply the policy of today to what waits: by itself a change of it reaches only what is asked afterwards.
 
-    Their time begins anew; votes of those who are not on the list any more are void.
+    Votes so far are void, and the time begins anew; a claim is asked for again from its first tier on.
     """
     from flow import inputs
 
@@ -800,23 +800,24 @@ def approvals_refresh(thread_id: str | None, all_of_them: bool) -> None:
         inputs.parse_thread_id(thread_id)
 
     async def run(settings: Settings) -> None:
+        from flow.advance import advance
         from flow.approvals import waiting_threads
         from flow.changes import refresh
-        from flow.policy import policy_of
+        from flow.policy import in_words, policy_of
 
         policy, refused = policy_of(settings), 0
-        async with _database(settings, acts=True) as (_url, conn):
+        async with _database(settings, acts=True) as (url, conn):
             for each in [thread_id] if thread_id else await waiting_threads(conn):
                 try:
-                    refreshed = await refresh(conn, policy, each, by=_user())
+                    tiers = await refresh(conn, policy, each, by=_user())
+                    await advance(url, conn, each, settings)
                 except FlowError as exc:
                     refused += 1
                     click.echo(f"{each}: {exc}", err=True)
                     continue
-                for approval in refreshed:
-                    who = ", ".join(approval.approvers) or "nobody but the command line"
-                    click.echo(f"{each}: {approval.tier}: {approval.required} of {who}: {approval.status}")
-                if not refreshed:
+                for tier in tiers:
+                    click.echo(f"{each}: {in_words(tier)}")
+                if not tiers:
                     click.echo(f"{each}: it waits for nobody")
             await _deliver(settings, conn)
         if refused:

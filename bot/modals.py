@@ -28,7 +28,7 @@ from flow import inputs
 from flow.approvals import approval_of, check_decidable, decide, refusals_kept
 from flow.changes import change_amount, withdraw
 from flow.database import AWAY, Connection
-from flow.errors import BadInput, FlowError, NothingToDecide, StaleRequest
+from flow.errors import BadInput, FlowError, NothingToDecide
 from flow.inbox import may_see
 from flow.model import Approval, Person, Verdict
 from flow.questions import question_of
@@ -243,10 +243,12 @@ async def _change_amount(conn: Connection, person: Person, press: Press, values:
 
 async def _withdraw(conn: Connection, person: Person, press: Press) -> None:
     """Take back what was shown, and not what the thread may wait for by now."""
-    async with conn.transaction():
-        approval = await approval_of(conn, press.interrupt_id, lock=True)
-        if approval.request_hash != press.request_hash:
-            raise StaleRequest(press.interrupt_id)
-        if approval.status not in ("pending", "withdrawn"):
-            raise NothingToDecide(approval.thread_id, f"its last request was {approval.status}")
-        await withdraw(conn, approval.thread_id, person, door="slack")
+    approval = await approval_of(conn, press.interrupt_id)
+    await withdraw(
+        conn,
+        approval.thread_id,
+        person,
+        door="slack",
+        interrupt_id=press.interrupt_id,
+        request_hash=press.request_hash,
+    )

@@ -128,6 +128,8 @@ _ASKED_ANEW = "Already superseded: what is asked for now is on a newer card."
 
 def _instead(approval: Approval) -> str:
     changed = approval.changed_to or {}
+    if "amount" not in changed:
+        return "the same, by the policy of today"
     return f"{_money(approval, changed['amount'])} instead of {asked_amount(approval)}"
 
 

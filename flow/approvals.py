@@ -23,6 +23,7 @@ from flow.errors import (
     ApprovalExpired,
     FlowError,
     GroupsUnknown,
+    LinkGone,
     NotAllowed,
     PageNeeded,
     StaleRequest,
@@ -41,10 +42,10 @@ COLUMNS = sql.SQL(
     " expires_at, settled_at, withdrawn_by, withdrawn_why, rank, on_expiry, escalate_to, expires_after_s, escalated_at,"
     " self_approval, step_up, post_to, channel, changed_to, changed_by,"
     " changed_why, raised_by,"
-    " fingerprint = approval_fingerprint(approvals) AS whole"
+    " coalesce(fingerprint = approval_fingerprint(approvals), status <> 'pending') AS whole"
 )
 # What somebody is told instead of having decided; a value that cannot be used is none of these.
-_REFUSALS = (NotAllowed, StaleRequest, PageNeeded, Tampered, ApprovalExpired, AlreadyDecided)
+_REFUSALS = (NotAllowed, StaleRequest, PageNeeded, Tampered, ApprovalExpired, AlreadyDecided, LinkGone)
 
 _DECISION = "person, person_name, verdict, door, reason, decided_at, answer, for_person, for_name, listed_as, void"
 
@@ -274,7 +275,7 @@ async def refusals_kept(
         async with conn.transaction():
             approval = await approval_of(conn, interrupt_id, lock=isinstance(exc, Tampered))
             kinds: list[audit.AuditKind] = ["approval.refused"]
-            if isinstance(exc, Tampered) and not await audit.has(conn, approval.thread_id, "approval.tampered"):
+            if isinstance(exc, Tampered) and not await audit.has(conn, approval, "approval.tampered"):
                 kinds.append("approval.tampered")
                 await notices.raise_alarm(conn, approval.thread_id)
             await audit.record(
@@ -375,10 +376,13 @@ async def _record(
     """
     absent = standing.absent
     voice = bare_name(absent.key if absent else person.key)
-    if any(vote.voice == voice and vote.verdict == verdict.verdict for vote in approval.votes):
-        return None
-    if absent and any(voice == vote.voice for vote in approval.votes):
-        raise NotAllowed(person.name, f"{absent.name} has decided it already")
+    for vote in approval.votes:
+        if vote.voice == voice and vote.verdict == verdict.verdict:
+            return None
+        if vote.voice == voice and absent and vote.person != person.key:
+            raise NotAllowed(person.name, f"{absent.name} has decided it already")
+        if vote.person == person.key and vote.voice != voice:
+            raise NotAllowed(person.name, f"they have decided it as {vote.who} already, and one person has one vote")
     rows = await conn.execute(
         "INSERT INTO decisions (interrupt_id, person, person_name, verdict, door, reason, answer, for_person, for_name,"
         " listed_as) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (interrupt_id, person) DO UPDATE"

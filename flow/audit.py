@@ -26,6 +26,7 @@ from psycopg.types.json import Jsonb
 
 from flow.database import Connection, Lock, try_lock_until_commit
 from flow.errors import BadInput, ChainBroken, RowMissing
+from flow.model import Approval
 from flow.policy import Policy
 from flow.text import canonical, digest
 
@@ -171,9 +172,12 @@ async def record(
     )
 
 
-async def has(conn: Connection, thread_id: str, kind: AuditKind) -> bool:
-    """Whether this has happened to the thread."""
-    row = await conn.execute("SELECT FROM audit WHERE thread_id = %s AND kind = %s LIMIT 1", (thread_id, kind))
+async def has(conn: Connection, approval: Approval, kind: AuditKind) -> bool:
+    """Whether this has happened to the approval."""
+    row = await conn.execute(
+        "SELECT FROM audit WHERE thread_id = %s AND interrupt_id = %s AND kind = %s LIMIT 1",
+        (approval.thread_id, approval.interrupt_id, kind),
+    )
     return await row.fetchone() is not None
 
 

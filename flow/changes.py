@@ -7,8 +7,12 @@ raises an amount asks for it as much as whoever filed the claim, and does not de
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
+from typing import Any
 
 from psycopg import sql
 from psycopg.types.json import Jsonb
@@ -22,11 +26,10 @@ from flow.approvals import (
     record_changes,
     refusals_kept,
     renew_fingerprint,
-    settle_if_decided,
     with_decisions,
 )
 from flow.database import Connection
-from flow.errors import BadInput, NotAllowed, NothingToDecide, Tampered
+from flow.errors import BadInput, NotAllowed, NothingToDecide, StaleRequest, Tampered
 from flow.model import CLAIM_FLOW, Approval, Claim, Person, Thread
 from flow.policy import Policy, Tier, is_group, is_requester
 from flow.standing import Standing
@@ -60,39 +63,59 @@ async def change_amount(
         standing = await check_decidable(conn, approval, person, request_hash=request_hash)
         if wanted == claim.amount:
             raise BadInput("amount", amount, "it is what is asked for already")
-        await conn.execute(
-            "UPDATE approvals SET status = 'superseded', settled_at = clock_timestamp(),"
-            " changed_to = %s, changed_by = %s, changed_why = %s WHERE interrupt_id = %s",
-            (Jsonb(changed), person.key, reason, interrupt_id),
-        )
-        # Those of other tiers, too: what they said yes to is not asked for any more.
-        rows = await conn.execute(
-            sql.SQL(
-                "UPDATE approvals SET status = 'superseded', settled_at = coalesce(settled_at, clock_timestamp())"
-                " WHERE thread_id = %s AND (status = 'approved' OR interrupt_id = %s) RETURNING {}"
-            ).format(COLUMNS),
-            (thread.thread_id, interrupt_id),
-        )
-        superseded = await with_decisions(conn, await rows.fetchall())
+        absent = standing.absent.key if standing.absent else None
+        change = Change(to=changed, by=person.key, why=reason, door=door, for_whom=absent)
+        superseded = await _supersede(conn, approval, change)
         await conn.execute(
             "UPDATE threads SET changed = %s, raised_by = %s WHERE thread_id = %s",
             (Jsonb(changed), _raised_by(approval, thread.input, wanted, person, standing), thread.thread_id),
         )
-        for each in superseded:
-            await notices.change_card(conn, each.interrupt_id)
-        [approval] = [each for each in superseded if each.interrupt_id == interrupt_id]
-        await notices.post_reply(conn, interrupt_id, thread.thread_id)
+        return superseded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What is asked for instead, `amount` or `tiers`: proposed by whom, for whom, why, and through which door."""
+
+    to: dict[str, Any]
+    by: str
+    why: str
+    door: str
+    for_whom: str | None = None
+
+
+async def _supersede(conn: Connection, approval: Approval, change: Change) -> Approval:
+    """Send the thread back to ask anew, with every request of it so far superseded. The caller holds the row.
+
+    Those of other tiers, too: what they said yes to is not asked for any more.
+    """
+    await conn.execute(
+        "UPDATE approvals SET status = 'superseded', settled_at = clock_timestamp(), changed_to = %s, changed_by = %s,"
+        " changed_why = %s WHERE interrupt_id = %s",
+        (Jsonb(change.to), change.by, change.why, approval.interrupt_id),
+    )
+    rows = await conn.execute(
+        sql.SQL(
+            "UPDATE approvals SET status = 'superseded' WHERE thread_id = %s"
+            " AND (status = 'approved' OR interrupt_id = %s) RETURNING {}"
+        ).format(COLUMNS),
+        (approval.thread_id, approval.interrupt_id),
+    )
+    superseded = await with_decisions(conn, await rows.fetchall())
+    for each in superseded:
+        await notices.change_card(conn, each.interrupt_id)
         await record_changes(
             conn,
-            approval,
+            each,
             "approval.changed",
-            who=person.key,
-            door=door,
-            for_whom=standing.absent.key if standing.absent else None,
-            data={"changed_to": changed, "reason": reason},
+            who=change.by,
+            door=change.door,
+            for_whom=change.for_whom,
+            data={"changed_to": change.to, "reason": change.why},
         )
-        await threads.wake(conn, thread.thread_id)
-        return approval
+    await notices.post_reply(conn, approval.interrupt_id, approval.thread_id)
+    await threads.wake(conn, approval.thread_id)
+    return next(each for each in superseded if each.interrupt_id == approval.interrupt_id)
 
 
 def _raised_by(
@@ -106,74 +129,100 @@ def _raised_by(
 
 
 async def withdraw(
-    conn: Connection, thread_id: str, person: Person, reason: str = "", *, door: str | None = None
+    conn: Connection,
+    thread_id: str,
+    person: Person,
+    reason: str = "",
+    *,
+    door: str | None = None,
+    interrupt_id: str | None = None,
+    request_hash: str | None = None,
 ) -> None:
     """Take back what a thread waits for, in a transaction of its own: its flow hears of it, and a claim ends unpaid.
 
-    Whoever asked may, and the command line. Safe to repeat: what was taken back before is a success that records
-    nothing. Raises NotAllowed, NothingToDecide, UnknownThread.
+    All of it, or the one request that a door has shown. Whoever asked may, and the command line. Safe to repeat: what
+    was taken back before is a success that records nothing. Raises NotAllowed, NothingToDecide, StaleRequest,
+    UnknownThread.
     """
-    async with conn.transaction():
+    asked = await _asked(conn, thread_id, interrupt_id)
+    door = door or audit.door_of(person.key)
+    async with contextlib.AsyncExitStack() as stack:
+        if asked is not None:
+            kept = refusals_kept(conn, asked.interrupt_id, person, door=door, shown=request_hash)
+            await stack.enter_async_context(kept)
+        await stack.enter_async_context(conn.transaction())
         thread = await threads.thread_of(conn, thread_id)
         if not person.trusted and not is_requester(thread.requested_by, person):
             raise NotAllowed(person.name, "only whoever asked for it takes a request back")
+        if interrupt_id and asked and request_hash not in (None, asked.request_hash):
+            raise StaleRequest(interrupt_id)
         rows = await conn.execute(
             sql.SQL(
                 "UPDATE approvals SET status = 'withdrawn', settled_at = clock_timestamp(), withdrawn_by = %s,"
                 " withdrawn_why = %s WHERE interrupt_id IN (SELECT interrupt_id FROM approvals"
-                " WHERE thread_id = %s AND status = 'pending' ORDER BY interrupt_id FOR UPDATE) RETURNING {}"
+                " WHERE thread_id = %s AND status = 'pending' AND interrupt_id = coalesce(%s, interrupt_id)"
+                " ORDER BY interrupt_id FOR UPDATE) RETURNING {}"
             ).format(COLUMNS),
-            (person.key, reason, thread_id),
+            (person.key, reason, thread_id, interrupt_id),
         )
         withdrawn = await with_decisions(conn, await rows.fetchall())
         if not withdrawn:
-            await _check_withdrawn(conn, thread)
+            _check_withdrawn(thread, await _asked(conn, thread_id, interrupt_id))
             return
         await threads.wake(conn, thread_id)
         for approval in withdrawn:
             await notices.change_card(conn, approval.interrupt_id)
             await record_changes(
-                conn,
-                approval,
-                "approval.withdrawn",
-                who=person.key,
-                door=door or audit.door_of(person.key),
-                data={"reason": reason},
+                conn, approval, "approval.withdrawn", who=person.key, door=door, data={"reason": reason}
             )
 
 
-async def _check_withdrawn(conn: Connection, thread: Thread) -> None:
-    """Pass if the last request of the thread was taken back before."""
-    asked = (await approvals_of(conn, [thread.thread_id]))[thread.thread_id]
-    if not asked or asked[-1].status != "withdrawn":
-        was = f"its last request was {asked[-1].status}" if asked else f"it is {thread.status}"
+async def _asked(conn: Connection, thread_id: str, interrupt_id: str | None) -> Approval | None:
+    """The request that is meant, else the last one of the thread."""
+    asked = (await approvals_of(conn, [thread_id]))[thread_id]
+    return next((each for each in reversed(asked) if each.interrupt_id == (interrupt_id or each.interrupt_id)), None)
+
+
+def _check_withdrawn(thread: Thread, asked: Approval | None) -> None:
+    """Pass if it was taken back before."""
+    if asked is None or asked.status != "withdrawn":
+        was = f"its last request was {asked.status}" if asked else f"it is {thread.status}"
         raise NothingToDecide(thread.thread_id, was)
 
 
-async def refresh(conn: Connection, policy: Policy, thread_id: str, *, by: str) -> list[Approval]:
-    """Apply the policy of today to what the thread waits for, in a transaction of its own; the approvals as they are.
+async def refresh(conn: Connection, policy: Policy, thread_id: str, *, by: str) -> tuple[Tier, ...]:
+    """Apply the policy of today to what the thread waits for, in a transaction of its own; the tiers that are asked.
 
-    Their time begins anew. Votes of those who are not on the list any more are void; whoever is added is asked; if the
-    rest is enough, that settles it. Raises Unaskable if the policy has no such tier any more.
+    Votes so far are void, and the time begins anew. A claim is asked for again from its first tier on, by new requests;
+    what another flow asks keeps its request, with other rules. Empty: it waits for nobody. Raises Unaskable if the
+    policy has no such tier any more, and Tampered.
     """
     async with conn.transaction():
-        thread = await threads.thread_of(conn, thread_id)
-        pending = await conn.execute(
-            "SELECT interrupt_id FROM approvals WHERE thread_id = %s AND status = 'pending' ORDER BY interrupt_id",
+        await threads.thread_of(conn, thread_id)
+        rows = await conn.execute(
+            sql.SQL(
+                "SELECT {} FROM approvals WHERE thread_id = %s AND status = 'pending' ORDER BY interrupt_id FOR UPDATE"
+            ).format(COLUMNS),
             (thread_id,),
         )
-        refreshed = []
-        for row in await pending.fetchall():
-            approval = await approval_of(conn, row["interrupt_id"], lock=True)
-            if approval.status == "pending":
-                claim = Claim.of_input(approval.request) if thread.flow == CLAIM_FLOW else None
-                refreshed.append(await _refresh(conn, approval, policy.tier(approval.tier, claim), by))
-        return refreshed
+        pending = await with_decisions(conn, await rows.fetchall())
+        for approval in pending:
+            if not approval.whole:
+                raise Tampered(approval.interrupt_id)
+        thread = await threads.thread_of(conn, thread_id)
+        if thread.flow != CLAIM_FLOW:
+            return tuple([await _refresh(conn, each, policy.tier(each.tier), by) for each in pending])
+        tiers: tuple[Tier, ...] = ()
+        for approval in pending:
+            claim = Claim.of_input(approval.request)
+            tiers = policy.tiers_of(claim) or policy.review_tiers(claim)
+            change = Change(to={"tiers": [tier.as_state() for tier in tiers]}, by=by, why="", door=audit.door_of(by))
+            await _supersede(conn, approval, change)
+            await _record_refresh(conn, approval, tiers, by)
+        return tiers
 
 
-async def _refresh(conn: Connection, approval: Approval, tier: Tier, by: str) -> Approval:
-    if not approval.whole:
-        raise Tampered(approval.interrupt_id)
+async def _refresh(conn: Connection, approval: Approval, tier: Tier, by: str) -> Tier:
     await conn.execute(
         "UPDATE approvals SET approvers = %s, required = %s, rank = %s, expires_after_s = %s,"
         " expires_at = clock_timestamp() + %s * interval '1 second', on_expiry = %s, escalate_to = %s,"
@@ -195,16 +244,19 @@ async def _refresh(conn: Connection, approval: Approval, tier: Tier, by: str) ->
         ),
     )
     await renew_fingerprint(conn, approval.interrupt_id)
-    await conn.execute(
-        "UPDATE decisions SET void = listed_as <> ALL(%s) WHERE interrupt_id = %s AND listed_as IS NOT NULL",
-        (list(tier.approvers), approval.interrupt_id),
-    )
+    await conn.execute("UPDATE decisions SET void = true WHERE interrupt_id = %s", (approval.interrupt_id,))
     if tier.remind_every_s:
         every_s, hours, now = tier.remind_every_s, tier.working_hours, datetime.now(UTC)
         await reminders.schedule(conn, approval.interrupt_id, now, every_s=every_s, hours=hours)
     added = set(tier.approvers) - set(approval.approvers)
     await mails.ask_by_mail(conn, approval.interrupt_id, added, requested_by=approval.requested_by)
-    now_is = await settle_if_decided(conn, await approval_of(conn, approval.interrupt_id))
+    await notices.change_card(conn, approval.interrupt_id)
+    await _record_refresh(conn, approval, (tier,), by)
+    return tier
+
+
+async def _record_refresh(conn: Connection, approval: Approval, tiers: Sequence[Tier], by: str) -> None:
+    asked = [{"tier": tier.name, "approvers": list(tier.approvers), "required": tier.required} for tier in tiers]
     await audit.record(
         conn,
         "approval.refreshed",
@@ -213,13 +265,5 @@ async def _refresh(conn: Connection, approval: Approval, tier: Tier, by: str) ->
         thread_id=approval.thread_id,
         interrupt_id=approval.interrupt_id,
         shown=approval.request_hash,
-        data={
-            "tier": tier.name,
-            "approvers": list(tier.approvers),
-            "required": tier.required,
-            "void": [vote.person for vote in now_is.decisions if vote.void],
-        },
+        data={"asked": asked, "void": [vote.person for vote in approval.votes]},
     )
-    if now_is.status != "pending":
-        await record_changes(conn, now_is, "approval.decided", who=by, door=audit.door_of(by))
-    return now_is

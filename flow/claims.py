@@ -69,9 +69,16 @@ async def approve(state: State) -> State:
     # Strictly: a truthy answer of any other shape is not an approval.
     approved = isinstance(verdict, dict) and verdict.get("approved") is True
     if isinstance(verdict, dict) and verdict.get("changed") and not approved:
-        # Another claim by now: back to the policy, with no tier asked.
-        return {"amount": verdict["changed"]["amount"], "changed": True, "approved": False, "tiers": [], "tier": 0}
+        return _changed(verdict["changed"])
     return {"approved": approved, "tier": state["tier"] + 1}
+
+
+def _changed(to: Mapping[str, Any]) -> State:
+    """With no tier asked so far: of those that are given, else, with another amount, of those that the policy gives."""
+    asked_anew: State = {"approved": False, "tier": 0, "tiers": to.get("tiers", [])}
+    if "amount" in to:
+        asked_anew |= {"amount": to["amount"], "changed": True}
+    return asked_anew
 
 
 async def pay(state: State, runtime: Runtime[Pen]) -> State:

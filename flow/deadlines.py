@@ -28,8 +28,10 @@ async def expire_overdue(conn: Connection, *, limit: int = 100) -> int:
             (limit,),
         )
         overdue = await approvals.with_decisions(conn, await rows.fetchall())
-        await _expire(conn, [approval for approval in overdue if not escalates(approval)])
-        for approval in filter(escalates, overdue):
+        # One that was changed past us is never made good by us: it expires.
+        going_on = [approval for approval in overdue if escalates(approval) and approval.whole]
+        await _expire(conn, [approval for approval in overdue if approval not in going_on])
+        for approval in going_on:
             await _escalate(conn, approval)
     return len(overdue)
 
@@ -56,7 +58,8 @@ async def _escalate(conn: Connection, approval: Approval) -> None:
 async def _expire(conn: Connection, overdue: Sequence[Approval]) -> None:
     for approval in overdue:
         rows = await conn.execute(
-            "UPDATE approvals SET status = 'expired', settled_at = clock_timestamp() WHERE interrupt_id = %s"
+            "UPDATE approvals SET status = 'expired', settled_at = clock_timestamp(),"
+            " on_expiry = CASE WHEN escalated_at IS NULL THEN 'reject' ELSE on_expiry END WHERE interrupt_id = %s"
             " RETURNING settled_at",
             (approval.interrupt_id,),
         )

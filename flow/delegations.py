@@ -42,8 +42,12 @@ async def away(conn: Connection, person: Person, *, to: str, until: datetime, ma
     `to` is written as approvers are. User groups are not handed over: who is in them is Slack's to say. Belongs in a
     transaction of the caller's. Raises BadInput.
     """
+    if is_group(to):
+        raise BadInput("the delegate", to, "it must be one person")
     if bare_name(to) in set(map(bare_name, person.names)):
         raise BadInput("the delegate", to, "it must be somebody else")
+    # Two at once would both find nothing to end.
+    await conn.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"away {bare_name(person.key)}",))
     names = {name for name in person.names if not is_group(name)}
     now = await _now(conn)
     if not now < until <= now + LONGEST:
@@ -118,6 +122,8 @@ def parse_until(text: str, *, now: datetime, zone: tzinfo) -> datetime:
             day = datetime.strptime(said, "%Y-%m-%d").date()  # noqa: DTZ007 (a date, and nothing more)
         except ValueError:
             raise BadInput("until", text, 'write "friday", "tomorrow", "2026-12-24", "3 days" or "2 weeks"') from None
+    if day.year > today.year + 1:
+        raise BadInput("until", text, f"at most {LONGEST.days} days")
     return datetime.combine(day, time(23, 59, 59), tzinfo=zone).astimezone(UTC)
 
 

@@ -45,7 +45,7 @@ def facts_of_approval(approval: Approval) -> dict[str, Any]:
         tier=approval.tier,
         request_hash=approval.request_hash,
         status=approval.status,
-        decisions=approval.decisions,
+        decisions=approval.votes,
     )
 
 
@@ -59,7 +59,8 @@ def facts_of_thread(
     result: Any = None,
 ) -> dict[str, Any]:
     """The `data` of an event of a payment or a thread: with everybody's decisions, whatever the tier."""
-    decisions = [decision for approval in approvals for decision in approval.decisions]
+    counted = [approval for approval in approvals if approval.status != "superseded"]
+    decisions = [vote for approval in counted for vote in approval.votes]
     return _facts(thread=thread_id, claim=claim, status=status, decisions=decisions, payment=reference, result=result)
 
 
@@ -90,6 +91,7 @@ def _facts(
         "decisions": [
             {
                 "person": decision.person,
+                "for_person": decision.for_person,
                 "verdict": decision.verdict,
                 "door": decision.door,
                 "at": decision.decided_at.astimezone(UTC).isoformat(),

@@ -21,6 +21,7 @@ from flow import approvals
 from flow.approvals import Decided
 from flow.audit import AuditKind, door_of, record
 from flow.database import Connection, ring
+from flow.delegations import with_absent
 from flow.errors import CodeWrong, LinkGone, NoLink
 from flow.inputs import mail_person
 from flow.model import Approval, Person, Verdict
@@ -76,7 +77,7 @@ def wants_code(request: Mapping[str, Any], step_up_over: Decimal | None) -> bool
 
 async def make_link(conn: Connection, approval: Approval, person: Person, *, by: str, with_code: bool) -> NewLink:
     """A link for this person, in the place of any that they have. Raises NotAllowed if they may not decide it."""
-    check_person(approval, person)
+    check_person(approval, await with_absent(conn, person))
     token, code = new_token(), _new_code() if with_code else None
     async with conn.transaction():
         # Two at once would both find nothing to revoke.

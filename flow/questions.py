@@ -232,7 +232,7 @@ def answer_to(stored: Mapping[str, Any], approval: Approval) -> Any:
         return {
             "approved": approved,
             "status": approval.status,
-            "by": [decision.person for decision in approval.decisions],
+            "by": [vote.person for vote in approval.votes],
             "reason": reason,
             "option": said.get("option"),
             # What it is an answer to: a node that runs again may ask something else.

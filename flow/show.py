@@ -193,7 +193,7 @@ def print_story(story: Story) -> None:
         row("expires", _when(approval.expires_at))
         row("escalated", _when(approval.escalated_at))
         row("withdrawn", withdrawn_in_words(approval))
-        row("changed", f"to {approval.changed_to['amount']} by {approval.changed_by}" if approval.changed_to else "")
+        row("changed", changed_in_words(approval))
         for decision in approval.decisions:
             reason = f": {decision.reason}" if decision.reason else ""
             void = ", void" if decision.void else ""
@@ -273,7 +273,7 @@ def approval_as_json(approval: Approval) -> dict[str, Any]:
         "withdrawn_by": approval.withdrawn_by,
         "withdrawn_why": approval.withdrawn_why,
         "escalated_at": approval.escalated_at and approval.escalated_at.isoformat(),
-        "changed_to": approval.changed_to,
+        "changed_to": approval.changed_to and {k: v for k, v in approval.changed_to.items() if k == "amount"},
         "changed_by": approval.changed_by,
         "changed_why": approval.changed_why,
         "decisions": [decision_as_json(decision) for decision in approval.decisions],
@@ -321,6 +321,14 @@ def withdrawn_in_words(approval: Approval) -> str:
         return ""
     why = f": {visible(approval.withdrawn_why)}" if approval.withdrawn_why else ""
     return f"withdrawn by {visible(approval.withdrawn_by)} at {_when(approval.settled_at)}{why}"
+
+
+def changed_in_words(approval: Approval) -> str:
+    """What is asked for instead, and who wants it; empty if nothing is."""
+    if approval.changed_to is None:
+        return ""
+    amount = approval.changed_to.get("amount")
+    return f"to {amount or 'the policy of that day'} by {approval.changed_by}"
 
 
 def _decided(approval: Approval | None) -> str:

@@ -6,11 +6,13 @@ A list that names nobody lets nobody decide. Whatever is unclear is refused.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flow.errors import GroupsUnknown, NotAllowed
 from flow.model import Absent, Approval, Person
 from flow.policy import is_group, is_requester, names_person
+from flow.text import bare_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,22 +30,36 @@ def check_person(approval: Approval, person: Person) -> Standing:
     """
     if person.trusted:
         return Standing(listed_as=None)
-    if is_requester(approval.requested_by, person) and not approval.self_approval:
+    asks, raised = is_requester(approval.requested_by, person), names_person(approval.raised_by, person)
+    if asks and not approval.self_approval:
         raise NotAllowed(person.name, "nobody decides a request of their own")
-    if names_person(approval.raised_by, person) and not approval.self_approval:
+    if raised and not approval.self_approval:
         raise NotAllowed(person.name, "whoever raised the amount asks for it, and another one decides")
     if listed_as := _listed_as(approval, person.names):
         return Standing(listed_as=listed_as)
     groups = tuple(filter(is_group, approval.approvers))
     if groups and not person.groups_known:
         raise GroupsUnknown(person.name, groups)
-    for absent in person.acts_for:
-        if listed_as := _listed_for(approval, absent):
-            return Standing(listed_as=listed_as, absent=absent)
+    if not (asks or raised) and (lent := _lent(approval, person)):
+        return lent
     who = ", ".join(approval.approvers) or (
         "nobody is, so only the command line can: set APPROVERS, or the tier's approvers"
     )
     raise NotAllowed(person.name, f"not on the list of approvers ({who})")
+
+
+def _lent(approval: Approval, person: Person) -> Standing | None:
+    """The voice of somebody who is away: one that this person has given before, else one that has not decided yet."""
+    listed = [(absent, _listed_for(approval, absent)) for absent in person.acts_for]
+    lent = [Standing(listed_as=listed_as, absent=absent) for absent, listed_as in listed if listed_as]
+    given = {vote.voice: vote.person for vote in approval.votes}
+    return min(lent, key=lambda each: _order(each, given, person), default=None)
+
+
+def _order(standing: Standing, given: Mapping[str, str], person: Person) -> int:
+    assert standing.absent is not None
+    by = given.get(bare_name(standing.absent.key))
+    return 1 if by is None else 0 if by == person.key else 2
 
 
 def escalates(approval: Approval) -> bool:
@@ -59,6 +75,6 @@ def _listed_for(approval: Approval, absent: Absent) -> str | None:
     """The name that stands for somebody who is away; None if they could not decide it themselves, either."""
     away = Person(key=absent.key, name=absent.name, names=absent.names)
     if is_requester(approval.requested_by, away) or names_person(approval.raised_by, away):
-        # Not even where a person may approve what they ask for: somebody else's word would stand for nobody's.
+        # Not even where a person may approve what they ask for: then it takes their own word.
         return None
     return _listed_as(approval, absent.names)

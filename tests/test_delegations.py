@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -17,7 +18,7 @@ from flow.errors import AlreadyDecided, BadInput, NotAllowed
 from flow.model import Person
 from flow.policy import Tier
 from tests.people import ALICE, ANN, BOB, CAROL, EVE, NO, ONE_OF_THREE, YES, ask
-from tests.rows import all_rows, value
+from tests.rows import all_rows, rewrite, value
 
 # Bob is on no list here.
 ALICE_ALONE = Tier(name="approval", approvers=("U01ALICE",))
@@ -76,6 +77,35 @@ async def test_a_delegate_does_not_overrule_the_one_who_has_decided(conn: Connec
     assert (await approval_of(conn, interrupt_id)).status == "pending"
 
 
+async def test_a_delegate_of_two_decides_for_the_one_who_has_not(conn: Connection) -> None:
+    interrupt_id = await ask(conn, tier=ALICE_AND_CAROL)
+    for person in (ALICE, CAROL):
+        await bob_for(conn, person)
+    await decide(conn, interrupt_id, ALICE, YES)
+    decided = await decide(conn, interrupt_id, BOB, YES)
+    assert (decided.approval.status, decided.approval.decisions[-1].who) == ("approved", "Bob for Carol")
+
+
+async def test_nobody_gives_two_votes_and_is_told_so(conn: Connection) -> None:
+    three = replace(ALICE_AND_CAROL, approvers=("U01ALICE", "U03CAROL", "U66EVE"), required=3)
+    interrupt_id = await ask(conn, tier=three)
+    for person in (ALICE, CAROL):
+        await bob_for(conn, person)
+    assert (await decide(conn, interrupt_id, BOB, YES)).recorded
+    assert not (await decide(conn, interrupt_id, BOB, YES)).recorded
+    await rewrite(conn, "approvers = array_append(approvers, 'U02BOB')")
+    with pytest.raises(NotAllowed, match="as Bob for Alice already, and one person has one vote"):
+        await decide(conn, interrupt_id, BOB, YES)
+    assert (await approval_of(conn, interrupt_id)).approvals_given == 1
+
+
+async def test_a_delegate_may_turn_their_yes_into_a_no(conn: Connection) -> None:
+    interrupt_id = await ask(conn, tier=ALICE_AND_CAROL)
+    await bob_for(conn, ALICE)
+    await decide(conn, interrupt_id, BOB, YES)
+    assert (await decide(conn, interrupt_id, BOB, NO)).approval.status == "rejected"
+
+
 async def test_whoever_is_on_the_list_decides_as_themselves_and_once(conn: Connection) -> None:
     two_of_three = replace(ONE_OF_THREE, required=2)
     interrupt_id = await ask(conn, tier=two_of_three)
@@ -91,8 +121,11 @@ async def test_nobody_decides_through_a_delegate_what_they_asked_for(conn: Conne
     of_bob = await ask(conn, "t2", tier=ALICE_ALONE, requested_by=BOB.key)
     own = replace(ALICE_ALONE, self_approval=True)
     of_alice_who_may = await ask(conn, "t3", tier=own, requested_by=ALICE.key)
+    of_bob_who_may = await ask(conn, "t4", tier=own, requested_by=BOB.key)
+    raised_by_bob = await ask(conn, "t5", tier=own)
+    await rewrite(conn, "raised_by = CASE thread_id WHEN 't5' THEN '{U02BOB}'::text[] ELSE '{}' END")
     await bob_for(conn, ALICE)
-    for interrupt_id in (of_alice, of_bob, of_alice_who_may):
+    for interrupt_id in (of_alice, of_bob, of_alice_who_may, of_bob_who_may, raised_by_bob):
         with pytest.raises(NotAllowed):
             await decide(conn, interrupt_id, BOB, YES)
     assert await all_rows(conn, "SELECT * FROM decisions") == []
@@ -135,6 +168,22 @@ async def test_groups_are_not_handed_over(conn: Connection) -> None:
     await bob_for(conn, replace(ALICE, names=ALICE.names | {"@finance"}))
     with pytest.raises(NotAllowed):
         await decide(conn, interrupt_id, BOB, YES)
+
+
+@pytest.mark.parametrize("to", ["@finance", "S01FIN"])
+async def test_a_group_is_no_delegate(conn: Connection, to: str) -> None:
+    with pytest.raises(BadInput, match="one person"):
+        await away(conn, ALICE, to=to, until=soon(), made_by=ALICE.key)
+
+
+async def test_two_at_once_leave_one(conn: Connection, crowd: list[Connection]) -> None:
+    async def go(session: Connection, to: str) -> None:
+        async with session.transaction():
+            await away(session, ALICE, to=to, until=soon(), made_by=ALICE.key)
+
+    people = ("U02BOB", "U03CAROL", "U66EVE", "U05DANA")
+    await asyncio.gather(*(go(session, to) for session, to in zip(crowd, people, strict=True)))
+    assert len(await current(conn)) == 1
 
 
 @pytest.mark.parametrize("to", ["U01ALICE", "slack:T01TEST/U01ALICE", "slack:T02OTHER/U01ALICE"])
@@ -190,7 +239,7 @@ def test_a_day_is_the_persons_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "soon", "2026-13-01", "0 days", "100 days", "next friday", "friday; drop", "1 year"]
+    "text", ["", "soon", "2026-13-01", "0 days", "100 days", "next friday", "friday; drop", "1 year", "9999-12-31"]
 )
 def test_other_words_are_not_guessed_at(text: str) -> None:
     with pytest.raises(BadInput, match="until"):

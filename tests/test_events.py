@@ -61,7 +61,9 @@ async def test_each_step_of_a_claim_is_an_event(conn: Connection, flows: Flows) 
         "result": None,
     }
     [vote] = decided["decisions"]
-    assert vote == {"person": ALICE.key, "verdict": "approve", "door": "slack", "at": vote["at"]}
+    assert vote == {
+        "person": ALICE.key, "for_person": None, "verdict": "approve", "door": "slack", "at": vote["at"]
+    }  # fmt: skip
     assert decided == asked | {"status": "approved", "decisions": decided["decisions"]}
     nothing = {"interrupt_id": None, "tier": None, "request_hash": None}
     assert paid == decided | nothing | {"status": "paid", "payment": "L-t1"}

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import LiteralString
 
 import pytest
+from psycopg import errors
 
 from bot.blocks import alarm
 from flow.approvals import approval_of, decide
@@ -22,7 +23,7 @@ from flow.policy import Tier
 from flow.threads import thread_of
 from tests.driving import run
 from tests.people import ALICE, ANN, BOB, CAROL, EVE, NO, ONE_OF_THREE, YES, ask, slack_person, start_claim
-from tests.rows import all_rows, value
+from tests.rows import all_rows, rewrite, value
 
 OWN = Tier(name="approval", approvers=("U01ALICE", "U02BOB"), required=2, self_approval=True)
 ON_THE_PAGE = Tier(name="approval", approvers=("U01ALICE",), step_up=True)
@@ -111,10 +112,8 @@ async def test_others_are_asked_too_when_the_time_is_over_and_once(conn: Connect
 async def test_the_second_time_it_is_over(conn: Connection, flows: Flows) -> None:
     await start_claim(conn)
     await run(conn, flows)
-    await conn.execute(
-        "UPDATE approvals SET on_expiry = 'escalate', escalate_to = '{U02BOB}', expires_after_s = 3600,"
-        " expires_at = clock_timestamp()"
-    )
+    escalating = "on_expiry = 'escalate', escalate_to = '{U02BOB}', expires_after_s = 3600, expires_at = now()"
+    await rewrite(conn, escalating)
     for _ in range(2):
         assert await expire_overdue(conn) == 1
         await overdue(conn)
@@ -156,6 +155,16 @@ async def test_clicks_and_clocks_at_one_moment_leave_one_truth(conn: Connection,
         assert (approval.status, approval.whole) == ("approved", True)
         asked = ("U01ALICE", "U02BOB") if approval.escalated_at else ("U01ALICE",)
         assert approval.approvers == asked
+
+
+async def test_the_clock_makes_nothing_good_that_was_changed_past_us(conn: Connection) -> None:
+    interrupt_id = await ask(conn, tier=ESCALATING)
+    await conn.execute("UPDATE approvals SET approvers = '{U66EVE}'")
+    await overdue(conn)
+    assert await expire_overdue(conn) == 1
+    assert (await approval_of(conn, interrupt_id)).status == "expired"
+    with pytest.raises((Tampered, ApprovalExpired)):
+        await decide(conn, interrupt_id, EVE, YES)
 
 
 # Rows that were changed past us
@@ -236,6 +245,33 @@ async def test_whoever_has_the_database_overrides_and_that_is_kept(conn: Connect
     interrupt_id = await ask(conn)
     await decide(conn, interrupt_id, ANN, Verdict(verdict="approve", door="cli"))
     assert await value(conn, "SELECT data->'override' FROM audit WHERE kind = 'approval.voted'") is True
+
+
+async def test_each_request_that_was_changed_past_us_is_said(conn: Connection) -> None:
+    first, second = await ask(conn), await ask(conn, "t2")
+    await conn.execute("UPDATE approvals SET thread_id = 't1', required = 3")
+    for interrupt_id in (first, second):
+        with pytest.raises(Tampered):
+            await decide(conn, interrupt_id, ALICE, YES)
+    assert await value(conn, "SELECT version FROM notices WHERE kind = 'alarm'") == 2
+
+
+async def test_a_release_that_knows_no_rules_decides_asks_and_expires_nothing(conn: Connection) -> None:
+    interrupt_id = await ask(conn, tier=ESCALATING)
+    with pytest.raises(errors.CheckViolation):
+        await conn.execute(
+            "INSERT INTO decisions (interrupt_id, person, person_name, verdict, door)"
+            " VALUES (%s, 'slack:T01TEST/U01ALICE', 'Alice', 'approve', 'slack')",
+            (interrupt_id,),
+        )
+    with pytest.raises(errors.CheckViolation):
+        await conn.execute("UPDATE approvals SET status = 'expired', settled_at = now()")
+    with pytest.raises(errors.NotNullViolation):
+        await conn.execute(
+            "INSERT INTO approvals (interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers,"
+            " required) SELECT repeat('a', 32), thread_id, tier, request, request_hash, requested_by, approvers, 1"
+            " FROM approvals"
+        )
 
 
 async def test_what_was_changed_past_us_is_said_to_the_operators_once(conn: Connection) -> None:

@@ -21,6 +21,11 @@ ALTER TABLE approvals
     ADD COLUMN raised_by text[] NOT NULL DEFAULT '{}',
     ADD CHECK (changed_to IS NULL OR (status = 'superseded' AND changed_by IS NOT NULL)),
     ADD CHECK (on_expiry = 'reject' OR (cardinality(escalate_to) > 0 AND expires_after_s IS NOT NULL));
+-- A release that knows none of these rules can ask nothing any more: its drives are tried again, by another.
+ALTER TABLE approvals ALTER COLUMN rank DROP DEFAULT;
+-- Nor can it decide, or expire, what it does not understand. (NOT VALID: what it has written before stays.)
+ALTER TABLE approvals ADD CONSTRAINT approvals_escalate_first
+    CHECK (status <> 'expired' OR on_expiry = 'reject' OR escalated_at IS NOT NULL) NOT VALID;
 
 -- Slack user groups among the approvers, as flow.policy.is_group has it; and whether anything that waits lists one.
 CREATE FUNCTION lists_group(names text[]) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
@@ -37,6 +42,8 @@ ALTER TABLE decisions
     -- The rules were changed on purpose, and the person is not on the list any more.
     ADD COLUMN void boolean NOT NULL DEFAULT false,
     ADD CHECK ((for_person IS NULL) = (for_name IS NULL));
+ALTER TABLE decisions ADD CONSTRAINT decisions_by_the_list
+    CHECK (listed_as IS NOT NULL OR person LIKE 'cli:%') NOT VALID;
 -- One voice, one vote, whoever gives it.
 CREATE UNIQUE INDEX decisions_one_voice ON decisions (interrupt_id, coalesce(for_person, person), verdict) WHERE NOT void;
 
@@ -48,9 +55,10 @@ CREATE FUNCTION approval_fingerprint(a approvals) RETURNS bytea LANGUAGE sql STA
     SELECT sha256(convert_to(jsonb_build_array(a.interrupt_id, a.thread_id, a.tier, a.request, a.request_hash,
         a.requested_by, a.raised_by, a.approvers, a.required, a.self_approval, a.step_up, a.escalate_to)::text, 'UTF8'))
 $$;
+-- NULL: asked by a release that had none, and over since then. What goes on gets one here.
 ALTER TABLE approvals ADD COLUMN fingerprint bytea;
-UPDATE approvals a SET fingerprint = approval_fingerprint(a);
-ALTER TABLE approvals ALTER COLUMN fingerprint SET NOT NULL;
+UPDATE approvals a SET fingerprint = approval_fingerprint(a) FROM threads t WHERE t.thread_id = a.thread_id
+    AND t.status NOT IN ('paid', 'rejected', 'expired', 'withdrawn', 'failed', 'done');
 CREATE FUNCTION set_approval_fingerprint() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     NEW.fingerprint := approval_fingerprint(NEW);
@@ -68,7 +76,7 @@ CREATE TABLE delegations (
     person_name text NOT NULL,
     names       text[] NOT NULL CHECK (person = ANY (names)),
     -- A name of whoever decides meanwhile.
-    delegate    text NOT NULL CHECK (delegate <> ALL (names)),
+    delegate    text NOT NULL CHECK (delegate <> ALL (names) AND NOT lists_group(ARRAY[delegate])),
     made_by     text NOT NULL,
     made_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     until       timestamptz NOT NULL,

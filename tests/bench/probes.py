@@ -201,9 +201,9 @@ async def _crowd(url: str) -> None:
         )
         await conn.execute(
             "INSERT INTO approvals (interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers,"
-            " required, expires_at, remind_every_s, remind_at)"
+            " required, rank, expires_at, remind_every_s, remind_at)"
             " SELECT lpad(to_hex(n), 32, '0'), 'crowd-' || n, 'approval',"
-            ' \'{"amount": "250.00", "currency": "USD", "payee": ""}\', repeat(\'0\', 64), \'cli:ann\', %s, 1,'
+            ' \'{"amount": "250.00", "currency": "USD", "payee": ""}\', repeat(\'0\', 64), \'cli:ann\', %s, 1, 0,'
             " now() + interval '1 day', 86400, now() + interval '1 day' FROM generate_series(1, %s) n",
             ([APPROVER], _CROWD),
         )
