@@ -213,8 +213,8 @@ async def test_what_waits_is_counted_as_far_as_anybody_reads(conn: Connection) -
     await ask(conn, "t0")
     await conn.execute(
         "INSERT INTO approvals"
-        " (interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers, required)"
-        " SELECT md5('p' || g), thread_id, tier, request, request_hash, requested_by, approvers, required"
+        " (interrupt_id, thread_id, tier, rank, request, request_hash, requested_by, approvers, required)"
+        " SELECT md5('p' || g), thread_id, tier, rank, request, request_hash, requested_by, approvers, required"
         " FROM approvals, generate_series(1, 150) AS g"
     )
     assert await count_mine(conn, ALICE) == MOST_COUNTED
