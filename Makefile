@@ -1,7 +1,7 @@
 # uv is used where it is, or brought into .uv.
 UV := $(if $(shell command -v uv),uv,.uv/bin/uv)
 
-.PHONY: run test check bench install
+.PHONY: run test check bench screenshots install
 
 # The whole product in a minute. Without a terminal nobody can press the button, so the demo does.
 run: install
@@ -19,6 +19,11 @@ check: install
 
 bench: install
 	$(UV) run --no-sync python -m tests.bench
+
+# The pictures in docs, anew. With CI=1 nothing that is missing is skipped.
+screenshots: install
+	CI=1 UPDATE_SCREENSHOTS=1 $(UV) run --no-sync pytest -q tests/test_screenshots.py tests/test_browser.py \
+		tests/test_inbox_browser.py
 
 # Half of a command's start would be compiling its imports, unless that is done here.
 install: $(filter .uv/bin/uv,$(UV))

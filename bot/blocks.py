@@ -109,7 +109,7 @@ def card(
     if answer := _answer(approval, question):
         blocks.append({"type": "section", "text": told("\n".join(answer), _ANSWER)})
     blocks += [
-        {"type": "context", "elements": [plain(one_line(f"{decision.who}: {decision.reason}"), _REASON)]}
+        {"type": "section", "text": plain(one_line(f"💬 {decision.who}: {decision.reason}"), _REASON)}
         for decision in [decision for decision in approval.decisions if decision.reason][-_REASONS:]
     ]
     blocks += _buttons(approval, question, public_url)

@@ -57,6 +57,6 @@ def filed_note(thread_id: str, new: New) -> str:
     given = new.input
     payee = f" to {safe(given['payee'], _NAME)}" if given["payee"] else ""
     return (
-        f"📨 Filed as {thread_id}: {given['amount']} {given['currency']}{payee}. Whoever must approve it is asked now;"
-        " what needs nobody is paid at once. `/claims mine` says how far it is."
+        f"📨 Filed as {thread_id}: {given['amount']} {given['currency']}{payee}. If it needs approval, that is asked"
+        " for now; `/claims mine` says how far it is."
     )

@@ -1,6 +1,6 @@
 """App Home: what waits for a person, what they asked for, and what was decided. Pure functions.
 
-Format: https://api.slack.com/reference/surfaces/views; a view has at most 100 blocks, and this at most 53.
+Format: https://api.slack.com/reference/surfaces/views; a view has at most 100 blocks, and this at most 55.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from flow.show import Story
 BULK = "approve_selected"
 
 _CHOSEN = "chosen"
+_DIVIDER: Block = {"type": "divider"}
 # What has been done takes no more room than that.
 _SAID = 2000
 _NAME = 200
@@ -93,9 +94,10 @@ def home_view(contents: Contents, *, public_url: str | None, said: Sequence[str]
     blocks += [each for row in waits.rows for each in waiting_row(row, place="waits", public_url=public_url)]
     blocks += [*_nothing("waits", waits), *paging(waits, "waits"), *_bulk(waits.rows)]
     asked = [story_row(row, place="asked") for row in contents.asked.rows]
-    blocks += [_header(TITLES["asked"]), *asked, *_nothing("asked", contents.asked), *paging(contents.asked, "asked")]
+    blocks += [_DIVIDER, _header(TITLES["asked"]), *asked]
+    blocks += [*_nothing("asked", contents.asked), *paging(contents.asked, "asked")]
     decided = [approval_row(row, place="decided") for row in contents.decided.rows]
-    blocks += [_header(TITLES["decided"]), *decided]
+    blocks += [_DIVIDER, _header(TITLES["decided"]), *decided]
     blocks += [*_nothing("decided", contents.decided), *paging(contents.decided, "decided")]
     blocks.append(label("Opening this tab shows what is true now."))
     ways: Ways = {"waits": waits.way, "asked": contents.asked.way, "decided": contents.decided.way}

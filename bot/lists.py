@@ -23,6 +23,7 @@ from bot.kit import (
     button,
     fitting,
     label,
+    mention,
     mrkdwn,
     one_line,
     page_button,
@@ -196,8 +197,8 @@ def _headline(approval: Approval) -> str:
 
 
 def _by(approval: Approval) -> str:
-    asked = f"{safe(approval.tier, _NAME)} · asked by {safe(approval.requested_by, _NAME)} {ago(approval.requested_at)}"
-    return f"{asked} · thread {approval.thread_id}"
+    asked = f"asked by {mention(approval.requested_by, _NAME)} {ago(approval.requested_at)}"
+    return f"{safe(approval.tier, _NAME)} · {asked} · thread {approval.thread_id}"
 
 
 def _outcome(approval: Approval) -> str:

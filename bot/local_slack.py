@@ -59,10 +59,15 @@ process.stdin.on("end", () => process.exit(0)).resume();
 _PAGE = r"""
 const day = (at) => at.toLocaleDateString("en-US", { dateStyle: "medium" });
 const time = (at) => at.toLocaleTimeString("en-US", { timeStyle: "short" });
+const ago = (at) => {
+  const minutes = Math.round((new Date() - at) / 60000);
+  return minutes < 1 ? "just now" : `${minutes} minute${minutes > 1 ? "s" : ""} ago`;
+};
 const date = (_, seconds, format) => {
   const at = new Date(seconds * 1000);
   const today = day(at) === day(new Date());
-  return format.replace("{date_short_pretty}", today ? "today" : day(at)).replace("{time}", time(at));
+  return format.replace("{date_short_pretty}", today ? "today" : day(at)).replace("{time}", time(at))
+    .replace("{ago}", ago(at));
 };
 const shown = (text) => text
   .replace(/<!date\^(\d+)\^([^|>]*)\|[^>]*>/g, date)

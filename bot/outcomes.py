@@ -13,6 +13,7 @@ from bot.kit import date, fitting, mention, safe
 from bot.questions import by_whom
 from flow.errors import AlreadyDecided, ApprovalExpired, FlowError
 from flow.model import Approval, Decision, Payment, Thread
+from flow.policy import UNNAMED
 from flow.text import bare_name
 
 _NAME = 120
@@ -38,7 +39,8 @@ _TROUBLES = {
 def title_of(approval: Approval, thread: Thread) -> str:
     """Where it is, in a word or two."""
     if approval.status == "pending":
-        return "Approval needed"
+        # A name that somebody gave says who is asked, the only tier's does not.
+        return "Approval needed" if approval.tier == UNNAMED else f"Approval needed from {safe(approval.tier, _NAME)}"
     if approval.status == "approved":
         return {"paid": "✅ Paid", "failed": "⚠️ Failed"}.get(thread.status, "✅ Approved")
     return _TITLES[approval.status]
@@ -82,7 +84,8 @@ def outcome_lines(approval: Approval, thread: Thread, payment: Payment | None) -
     if payment is not None and payment.reference is not None:
         return [f"💸 *{asked_amount(approval)} paid*, reference {safe(payment.reference, _REFERENCE)}"]
     if approval.status in ("rejected", "expired", "withdrawn") and thread.status not in _TROUBLES:
-        return [f"Nothing was paid: {approval.status}{by_whom(approval)}."]
+        when = f" {date(approval.expires_at)}" if approval.status == "expired" and approval.expires_at else ""
+        return [f"Nothing was paid: {approval.status}{when}{by_whom(approval)}."]
     why = f": {safe(payment.reason, _REASON)}" if payment and payment.reason and thread.status == "failed" else ""
     return [f"⚠️ {_TROUBLES[thread.status]}{why}"] if thread.status in _TROUBLES else []
 

@@ -259,6 +259,19 @@ def test_a_card_says_who_asks_for_what_in_which_thread() -> None:
     ]  # fmt: skip
 
 
+def test_a_card_names_the_tier_that_a_policy_names() -> None:
+    text, blocks = card(replace(APPROVAL, tier="vp"), THREAD, None)
+    assert text.startswith("Approval needed from vp: 250.00 USD to ACME")
+    assert _words(blocks)[0] == "Approval needed from vp: 250.00 USD"
+
+
+def test_an_expired_card_says_when_it_was_too_late() -> None:
+    expired = replace(APPROVAL, status="expired", expires_at=_AT, settled_at=_AT)
+    _, blocks = card(expired, replace(THREAD, status="expired"), None)
+    when = "<!date^1796029200^{date_short_pretty} at {time}|2026-11-30 09:00 UTC>"
+    assert f"Nothing was paid: expired {when}." in _words(blocks)
+
+
 def test_a_paid_card_says_who_and_when_and_the_reference() -> None:
     approved = replace(APPROVAL, status="approved", settled_at=_AT, decisions=(YES,))
     text, blocks = card(approved, replace(THREAD, status="paid"), PAYMENT)

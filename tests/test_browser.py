@@ -1,7 +1,7 @@
 """The card as people see it: a real browser on the local Slack's page, and a real `serve` behind it.
 
-The README's pictures are made here. They are written where they are missing, and anew with UPDATE_SCREENSHOTS=1; any
-other run leaves them alone, and puts its own into its temporary folder.
+Two of the README's pictures are made here: `make screenshots` writes them, any other run puts its own into its
+temporary folder.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import aiohttp
 import pytest
 from playwright.async_api import Locator, Page, expect
 
 from flow.database import Connection
-from tests.chromium import MISSING, chromium, place_of
+from tests.chromium import MISSING, place_of
 from tests.command import Terminal
 from tests.local_slack import LocalSlack, free_port, skip_reason
 from tests.rows import all_rows, one_row
-
-ALICE, EVE = "U01ALICE", "U99EVE"
+from tests.slack_page import ALICE, EVE, act_as, button, card_of, served, slack_page, take_picture
 
 # What a stranger may try: a mention, a shout, a link that looks like a button, bold, a bidi override.
 HOSTILE = "<@U01ALICE> <!channel> <https://evil.example|Approve here> *bold* \u202edlog\u202c"
@@ -30,8 +28,6 @@ HOSTILE_AS_SHOWN = HOSTILE.replace("\u202e", r"\u{202e}").replace("\u202c", r"\u
 _WRONG = skip_reason() or MISSING
 # CI installs both, so there what is wrong must fail.
 pytestmark = pytest.mark.skipif(bool(_WRONG and not os.environ.get("CI")), reason=str(_WRONG))
-
-_STYLE = "button { font-family: inherit } .msg { padding: 12px 18px }"
 
 
 @pytest.fixture
@@ -49,31 +45,15 @@ def slack(port: int) -> Iterator[LocalSlack]:
 @pytest.fixture
 async def terminal(slack: LocalSlack, port: int, database_url: str, tmp_path: Path) -> AsyncIterator[Terminal]:
     """A terminal beside a `serve` that is ready for clicks. Alice is the only approver."""
-    settings = {"DATABASE_URL": database_url, "APPROVERS": ALICE, "PORT": str(port), "STAND_BY": "1"}
     folder = tmp_path / "terminal"
     folder.mkdir()
-    terminal = Terminal(folder, **slack.environment(), **settings)
-    async with terminal.service("serve") as serving, aiohttp.ClientSession() as session:
-
-        async def ready() -> bool:
-            try:
-                async with session.get(f"http://127.0.0.1:{port}/readyz") as answer:
-                    return answer.status == 200
-            except aiohttp.ClientConnectionError:
-                return False
-
-        await serving.until(ready)
+    async with served(folder, slack, port, DATABASE_URL=database_url, APPROVERS=ALICE) as terminal:
         yield terminal
 
 
 @pytest.fixture
 async def page(slack: LocalSlack, tmp_path: Path) -> AsyncIterator[Page]:
-    """The local Slack's page as Alice sees it, in a browser that was never used before."""
-    # The list of channels takes 220 of the width, the messages have the rest.
-    async with chromium(tmp_path / "browser", viewport={"width": 820, "height": 900}) as browser:
-        page = await browser.new_page()
-        await page.goto(slack.ui_url)
-        await page.add_style_tag(content=_STYLE)
+    async with slack_page(slack, tmp_path / "browser") as page:
         yield page
 
 
@@ -144,30 +124,8 @@ async def file_claim(terminal: Terminal, *, payee: str, note: str, by: str) -> N
     assert started.code == 0, started.err
 
 
-async def card_of(page: Page, text: str) -> Locator:
-    """The message that shows this text now, whatever it shows later."""
-    shown = page.locator(".messages .msg", has_text=text)
-    await expect(shown).to_have_count(1)
-    return page.locator(f".messages .msg[data-ts='{await shown.get_attribute('data-ts')}']")
-
-
-def button(card: Locator, name: str) -> Locator:
-    return card.get_by_role("button", name=name, exact=True)
-
-
-async def act_as(page: Page, user: str) -> None:
-    await page.get_by_label("Act as").select_option(user)
-
-
 async def expect_shown_as_it_is(page: Page, card: Locator) -> None:
     """Payee, requester and note are on the card, letter by letter, and nothing became an element of the page."""
     assert (await card.inner_text()).count(HOSTILE_AS_SHOWN) >= 3
     await expect(page.locator("a[href*='evil.example'], .msg .mention")).to_have_count(0)
     await expect(page.locator(".msg strong", has_text="bold")).to_have_count(0)
-
-
-async def take_picture(page: Page, message: Locator, path: Path) -> None:
-    # Under the pointer a message has a menu.
-    await page.mouse.move(0, 0)
-    path.parent.mkdir(exist_ok=True)
-    await message.screenshot(path=path)

@@ -30,7 +30,7 @@ from tests.home_door import Member, actions_in, boxes_of, buttons_in, items_of, 
 from tests.people import ALICE, BOB, NO, ONE_OF_THREE, TWO_OF_THREE, ask
 from tests.rows import all_rows, one_row, value
 from tests.slack_requests import JSON, SlackRequest, button, payload_body
-from tests.test_blocks import _situations
+from tests.test_blocks import _MENTIONED, _situations
 
 PAGES = "https://claims.example.com"
 _on_any_machine = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -418,7 +418,7 @@ def test_slack_takes_every_home_and_no_text_of_a_person_is_markup(contents: Cont
 def test_slack_takes_every_list(contents: Contents, public_url: str | None) -> None:
     open_ids = frozenset(row.interrupt_id for row in contents.waits.rows[::2])
     listed = approvals_list(contents.waits, "all", open_ids=open_ids, public_url=public_url, said="✅ x")
-    assert findings(*listed, one_each=False) == []
+    assert findings(*listed, mentions=_MENTIONED, one_each=False) == []
     assert findings(*stories_list(contents.asked), one_each=False) == []
 
 

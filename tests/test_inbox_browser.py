@@ -20,7 +20,7 @@ from flow.database import Connection
 from flow.inputs import parse_claim
 from flow.model import CLAIM_FLOW, CLAIM_FLOW_VERSION
 from tests import node
-from tests.chromium import MISSING, chromium, place_of
+from tests.chromium import MISSING, chromium, make_small, place_of
 from tests.command import Terminal
 from tests.local_slack import LocalSlack, free_port, skip_reason
 from tests.rows import all_rows, one_row, until, value
@@ -177,6 +177,7 @@ async def take_picture(page: Page, path: Path, *, dark: bool = False, phone: boo
     await page.mouse.move(0, 0)
     path.parent.mkdir(exist_ok=True)
     await page.screenshot(path=path)
+    make_small(path)
     await page.emulate_media(color_scheme="light")
     await page.set_viewport_size(DESKTOP)
 

@@ -547,7 +547,8 @@ class Orders(RuleBasedStateMachine):
         if notice is None:
             return False
         approval, thread, payment = await _facts(self._door, notice)
-        text = blocks.reply(approval, thread, payment) if notice.kind == "reply" else _card(approval, thread, payment)
+        show = _reply if notice.kind == "reply" else _card
+        text = show(approval, thread, payment)
         self._sending.append((notice, text))
         return True
 
@@ -694,7 +695,7 @@ class Orders(RuleBasedStateMachine):
                 assert self._cards[row["interrupt_id"]] == _card(approval, thread, payment)
             elif thread.over and row["interrupt_id"] == self._filed[row["thread_id"]].asked[-1]:
                 # Below an older card, or before the end, stands what was true when it was said.
-                assert blocks.reply(approval, thread, payment) in self._replies[row["interrupt_id"]]
+                assert _reply(approval, thread, payment) in self._replies[row["interrupt_id"]]
         query = "SELECT interrupt_id FROM notices WHERE kind <> 'alarm'"
         shown = {row["interrupt_id"] for row in await all_rows(self._watch, query)}
         assert shown == set(self._asked)
@@ -703,6 +704,11 @@ class Orders(RuleBasedStateMachine):
 def _card(approval: Approval, thread: Thread, payment: Payment | None) -> str:
     """What the card says, but for the deadline: here time passes by moving that."""
     return str(blocks.card(replace(approval, expires_at=None), thread, payment))
+
+
+def _reply(approval: Approval, thread: Thread, payment: Payment | None) -> str:
+    """What the word below it says, but for the same."""
+    return blocks.reply(replace(approval, expires_at=None), thread, payment)
 
 
 def _casting(vote: Vote) -> Work:
