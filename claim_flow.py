@@ -468,10 +468,7 @@ def away(who: str | None, to: str | None, until: str | None, back: bool, as_json
     """Let somebody decide for a person who is away; without options, list who is."""
     from datetime import UTC, datetime
 
-    from flow import delegations, inputs
-    from flow.errors import BadInput
-    from flow.policy import is_group
-    from flow.settings import approver_name
+    from flow import delegations
 
     if (who is None) != (to is None and until is None and not back):
         raise click.UsageError("say --as WHO with --to and --until, or with --back; or nothing")
@@ -485,18 +482,13 @@ def away(who: str | None, to: str | None, until: str | None, back: bool, as_json
                 _print_delegations(await delegations.current(conn), as_json=as_json)
             return
         person = await _person_named(settings, who, user)
+        delegate = None if to is None else await _delegate_named(settings, to)
         async with _database(settings) as (_url, conn), conn.transaction():
-            if to is None or until is None:
+            if delegate is None or until is None:
                 held = await delegations.end(conn, person, by=user)
                 text = f"nobody decides for {person.name} any more" if held else f"nobody decided for {person.name}"
                 _print_json({"person": person.key, "ended": held}) if as_json else click.echo(text)
                 return
-            try:
-                delegate = approver_name(inputs.parse_text("--to", to, inputs.MAX_NAME, lines=False))
-            except ValueError as exc:
-                raise BadInput("--to", to, str(exc)) from exc
-            if is_group(delegate):
-                raise BadInput("--to", to, "name one person, not a group")
             now = datetime.now().astimezone()
             end = delegations.parse_until(until, now=now, zone=now.tzinfo or UTC)
             made = await delegations.away(conn, person, to=delegate, until=end, made_by=user)
@@ -915,6 +907,36 @@ async def _person_named(settings: Settings, who: str, user: str) -> Person:
         # Under another key the same person would have a second voice.
         raise FlowError(f"nobody here knows whose member {who} is (Slack is off): write slack:TEAM/{who}")
     return slack_person(user_id=match[2], name=match[2], team_id=team_id, enterprise_id=None, own_team=ours)
+
+
+async def _delegate_named(settings: Settings, to: str) -> str:
+    """One person, by the name that a list of approvers would have. Raises BadInput.
+
+    Where Slack is off, nobody says who is a guest there, and at the decision nobody of it is let decide for another.
+    """
+    from flow import inputs
+    from flow.errors import BadInput
+    from flow.policy import is_group
+    from flow.settings import approver_name
+
+    try:
+        delegate = approver_name(inputs.parse_text("--to", to, inputs.MAX_NAME, lines=False))
+    except ValueError as exc:
+        raise BadInput("--to", to, str(exc)) from exc
+    if is_group(delegate):
+        raise BadInput("--to", to, "name one person, not a group")
+    if settings.slack_is_on:
+        await _check_delegate(settings, delegate)
+    return delegate
+
+
+async def _check_delegate(settings: Settings, delegate: str) -> None:
+    """Refuse a guest, a bot or an outsider of Slack."""
+    from bot.groups import OwnTeam
+    from bot.slack_api import slack_client
+
+    async with slack_client(settings) as client:
+        await OwnTeam(client).check_delegate(delegate)
 
 
 async def _own_team(settings: Settings) -> frozenset[str]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from bot.kit import date, escape, safe
+from bot.kit import date, escape, mention, safe
 from flow.delegations import Delegation
 from flow.errors import BadInput
 from flow.policy import is_member
+from flow.text import bare_name
 
 COMMAND = "/claims"
 
@@ -41,6 +42,15 @@ def parse_away(text: str) -> Away:
 def away_note(made: Delegation, zone: str) -> str:
     """Who decides until when."""
     return f"🌴 {who_of(made.delegate)} decides for you until {date(made.until)} ({safe(zone, _NAME)} time)."
+
+
+def delegate_note(made: Delegation) -> str:
+    """The same for whoever decides meanwhile. It stays in their conversation with us."""
+    absent = mention(bare_name(made.person), _NAME)
+    return (
+        f"🌴 {absent} is away, and you decide for them until {date(made.until)}. What waits is in App Home and in"
+        f" `{COMMAND}`."
+    )
 
 
 def back_note(*, held: bool) -> str:

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 from slack_bolt.context.respond.async_respond import AsyncRespond
 
 from bot.answers import sentence
-from bot.away import USAGE, away_note, back_note, parse_away, who_of
+from bot.away import USAGE, away_note, back_note, delegate_note, parse_away, who_of
 from bot.door import SLACK_AWAY, Door
 from bot.heard import Visitor, visitor_of
 from bot.home import Contents, Ways, home_view, outcome_line
@@ -194,6 +194,7 @@ class Desk:
         if not rest.strip():
             return await on_pool(self._pool, lambda conn: _delegates(conn, person))
         asked = parse_away(rest)
+        await self._own_team.check_delegate(asked.to)
         zone = await self._zone(visitor)
         until = delegations.parse_until(asked.until, now=datetime.now(UTC), zone=zone)
 
@@ -201,7 +202,9 @@ class Desk:
             async with conn.transaction():
                 return await delegations.away(conn, person, to=asked.to, until=until, made_by=person.key)
 
-        return away_note(await on_pool(self._pool, write), str(zone))
+        made = await on_pool(self._pool, write)
+        self._spawn(self._client.chat_postMessage(channel=asked.to, text=delegate_note(made)))
+        return away_note(made, str(zone))
 
     async def _back(self, visitor: Visitor) -> str:
         person = await self._person(visitor)

@@ -22,7 +22,7 @@ from slack_sdk.web.async_client import AsyncWebClient
 from bot.blocks import Press
 from bot.groups import OwnTeam
 from bot.kit import as_dict, as_id, escape
-from bot.people import slack_person, with_groups
+from bot.people import slack_person, unknown_kept, with_groups
 from bot.pool import Pool, on_pool
 from flow import notices
 from flow.database import AWAY, Connection
@@ -62,12 +62,17 @@ class Door:
             self.own_team, person, lambda known: on_pool(self.pool, lambda conn: work(conn, known))
         )
 
+    async def _act_kept(self, press: Press, work: Work[T]) -> T:
+        person = person_of(press, await self.own_team.keys())
+        async with unknown_kept(self.pool, person, press.interrupt_id, door="slack", shown=press.request_hash):
+            return await self.act(press, work)
+
     async def act_in_time(self, press: Press, work: Work[T]) -> T:
         """The same, committed before Slack gives up. It is not cut off by that: it may still be done.
 
         Raises NotRecorded if it could not be committed in time, and whatever FlowError the work raises.
         """
-        task: asyncio.Task[T] = self.spawn(self.act(press, work))
+        task: asyncio.Task[T] = self.spawn(self._act_kept(press, work))
         done, _ = await asyncio.wait({task}, timeout=IN_TIME_S)
         if not done:
             raise NotRecorded("Your click could not be confirmed in time. If the buttons stay, please click again.")

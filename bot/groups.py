@@ -20,8 +20,9 @@ from slack_sdk.web.async_client import AsyncWebClient
 from bot.kit import as_dict, as_text
 from bot.people import MembershipUnknown, member_of, slack_person
 from bot.slack_api import FIXES, SEE_ERROR, read_error
+from flow.errors import BadInput, FlowError
 from flow.model import Person
-from flow.policy import Tier, is_group
+from flow.policy import Tier, is_group, is_member
 
 log = logging.getLogger(__name__)
 
@@ -86,15 +87,49 @@ class OwnTeam:
             async with asyncio.timeout(_ASK_TIMEOUT_S):
                 users = await self._groups.get()
                 found = frozenset(name for name in users if user_id in users[name] and (names is None or name in names))
-                if not found:
-                    return found
-                known, keys = await self._member(user_id), await self.keys()
+                return found if found and await self._is_full(user_id, team) else frozenset()
         except _NO_ANSWER as exc:
             _say(exc)
             raise MembershipUnknown(sorted(names or ())) from exc
+
+    async def has(self, person: Person) -> bool:
+        """Whether the person is a full member of ours. Raises MembershipUnknown."""
+        member = member_of(person)
+        if member is None:
+            return False
+        team, user_id = member
+        try:
+            async with asyncio.timeout(_ASK_TIMEOUT_S):
+                return await self._is_full(user_id, team)
+        except _NO_ANSWER as exc:
+            _say(exc)
+            raise MembershipUnknown from exc
+
+    async def check_delegate(self, name: str) -> None:
+        """Refuse whoever would not be let decide for somebody else, before anybody relies on them.
+
+        Raises BadInput, or FlowError if Slack does not say.
+        """
+        team, _, user_id = name.removeprefix("slack:").rpartition("/")
+        if not is_member(user_id):
+            # Somebody outside of Slack.
+            return
+        try:
+            async with asyncio.timeout(_ASK_TIMEOUT_S):
+                is_full = await self._is_full(user_id, team or None)
+        except _NO_ANSWER as exc:
+            _say(exc)
+            raise FlowError(f"Slack did not say who {user_id} is: try again in a moment") from exc
+        if not is_full:
+            raise BadInput("the delegate", name, "only a full member of this workspace can decide for somebody else")
+
+    async def _is_full(self, user_id: str, team: str | None) -> bool:
+        """Whether the member of this team (None: of ours) is a full one of ours. Raises what the client raises."""
+        known, keys = await self._member(user_id), await self.keys()
+        if known is None or not known.is_full or known.teams.isdisjoint(keys):
+            return False
         # The same id in another team is somebody else, whatever our directory says of the one whom we know.
-        ours = known is not None and known.is_full and team in known.teams and not known.teams.isdisjoint(keys)
-        return found if ours else frozenset()
+        return team is None or team in known.teams
 
     async def placed(self, person: Person) -> Person:
         """Somebody whose team the payload did not name, as the member of ours whom Slack knows by this id; else as they

@@ -21,7 +21,7 @@ from aiohttp import web
 from bot.answers import Misfilled
 from bot.forms import Filled, Form, Refused, reason_of, verdict_of
 from bot.live import Live, stream
-from bot.people import MembershipUnknown, with_all_groups, with_groups
+from bot.people import MembershipUnknown, unknown_kept, with_all_groups, with_groups
 from bot.pool import on_pool
 from bot.shapes import ApprovalStatus
 from bot.site import Site, see_other
@@ -157,11 +157,18 @@ class _Inbox:
     async def decide_one(self, request: web.Request) -> web.Response:
         session, form = await self._form(request)
         interrupt_id = inputs.parse_interrupt_id(request.match_info["interrupt_id"])
-        approval = await self._as(session.person, lambda conn, known: self._visible(conn, interrupt_id, known))
+        approval = await self._decide_as(
+            session.person, interrupt_id, None, lambda conn, known: self._visible(conn, interrupt_id, known)
+        )
         question = question_of(approval.request)
         try:
             verdict = verdict_of(form, question, door="web")
-            await self._as(session.person, lambda conn, known: decide(conn, interrupt_id, known, verdict))
+            await self._decide_as(
+                session.person,
+                interrupt_id,
+                verdict.request_hash,
+                lambda conn, known: decide(conn, interrupt_id, known, verdict),
+            )
         except (Misfilled, BadInput) as exc:
             if question.kind == "claim":
                 raise
@@ -213,7 +220,7 @@ class _Inbox:
             return (await decide(conn, interrupt_id, known, verdict)).approval
 
         try:
-            approval = await self._as(person, work)
+            approval = await self._decide_as(person, interrupt_id, verdict.request_hash, work)
         except FlowError as exc:
             return Outcome(approval=None, interrupt_id=interrupt_id, refusal=str(exc))
         return Outcome(approval=approval, interrupt_id=interrupt_id, refusal=None)
@@ -261,14 +268,16 @@ class _Inbox:
 
     async def _as(self, person: Person, work: Callable[[Connection, Person], Awaitable[T]]) -> T:
         """Do it on a connection, as the person with their user groups if it takes those. Raises MembershipUnknown."""
-        # Who has just not been told of them does not ask again: there may be fifty requests to decide.
-        own_team = self._site.own_team if person.groups_known else None
-        try:
-            return await with_groups(
-                own_team, person, lambda known: on_pool(self._site.pool, lambda conn: work(conn, known))
-            )
-        except GroupsUnknown as exc:
-            raise MembershipUnknown(exc.groups) from exc
+        return await with_groups(
+            self._site.own_team, person, lambda known: on_pool(self._site.pool, lambda conn: work(conn, known))
+        )
+
+    async def _decide_as(
+        self, person: Person, interrupt_id: str, shown: str | None, work: Callable[[Connection, Person], Awaitable[T]]
+    ) -> T:
+        """The same for a decision: that it was refused because Slack did not say who they are is kept."""
+        async with unknown_kept(self._site.pool, person, interrupt_id, door="web", shown=shown):
+            return await self._as(person, work)
 
     async def _visible(self, conn: Connection, interrupt_id: str, person: Person) -> Approval:
         """The approval, if this person may see it. One that they may not see is as unknown as one that is not there."""

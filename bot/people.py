@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from bot.pool import Pool
+from flow import audit
+from flow.approvals import approval_of
 from flow.errors import FlowError, GroupsUnknown
-from flow.model import Person
+from flow.model import Approval, Person
+from flow.policy import is_member
 
 if TYPE_CHECKING:
     from bot.groups import OwnTeam
@@ -42,22 +47,57 @@ def member_of(person: Person) -> tuple[str, str] | None:
 
 
 async def with_groups(own_team: OwnTeam | None, person: Person, work: Callable[[Person], Awaitable[T]]) -> T:
-    """Do it as this person; once more, with their user groups, if whether they may depends on those.
+    """Do it as this person; once more, with their user groups, if whether they may depends on those, and once more if
+    it depends on whether they are a full member of the team: that is, if they decide for somebody else.
 
     The work raises GroupsUnknown for that, before it writes anything. So whoever is listed by a name of their own costs
-    no question to Slack, and waits for none. Without Slack a group names nobody. Raises MembershipUnknown.
+    no question to Slack, and waits for none. Without Slack a group names nobody, and no member decides for another.
+    Raises MembershipUnknown.
     """
     member = member_of(person)
-    if own_team is None or member is None:
+    if member is None:
         return await work(person)
+    if own_team is None:
+        return await work(replace(person, full_member=False))
     if not member[0]:
         person = await own_team.placed(person)
+    # Who has just not been told of their groups does not ask again: there may be fifty requests to decide.
+    unsaid = not person.groups_known
+    known = replace(person, groups_known=False, full_member=None)
+    while True:
+        try:
+            return await work(known)
+        except GroupsUnknown as exc:
+            if unsaid:
+                raise MembershipUnknown(exc.groups) from exc
+            groups = exc.groups
+        if groups:
+            known = replace(known, names=known.names | await own_team.groups_of(person, groups), groups_known=True)
+        else:
+            known = replace(known, full_member=await own_team.has(person))
+
+
+@contextlib.asynccontextmanager
+async def unknown_kept(
+    pool: Pool, person: Person, interrupt_id: str, *, door: str, shown: str | None
+) -> AsyncIterator[None]:
+    """Whoever is refused because Slack does not say who they are is kept in the audit log, as all who are refused."""
     try:
-        return await work(replace(person, groups_known=False))
-    except GroupsUnknown as exc:
-        listed = exc.groups
-    groups = await own_team.groups_of(person, listed)
-    return await work(replace(person, names=person.names | groups, groups_known=True))
+        yield
+    except MembershipUnknown as exc:
+        async with pool.connection() as conn, conn.transaction():
+            approval = await approval_of(conn, interrupt_id)
+            await audit.record(
+                conn,
+                "approval.refused",
+                who=person.key,
+                door=door,
+                thread_id=approval.thread_id,
+                interrupt_id=interrupt_id,
+                shown=shown,
+                data={"name": person.name, "why": str(exc), "status": approval.status},
+            )
+        raise
 
 
 async def with_all_groups(own_team: OwnTeam | None, person: Person) -> Person:
@@ -71,3 +111,28 @@ async def with_all_groups(own_team: OwnTeam | None, person: Person) -> Person:
         return replace(person, names=person.names | await own_team.groups_of(person))
     except MembershipUnknown:
         return replace(person, groups_known=False)
+
+
+def own_member(name: str, own_team: Collection[str]) -> str | None:
+    """The id of the member of ours whom a list names like this; None for anybody else."""
+    team, _, member = name.removeprefix("slack:").rpartition("/")
+    return member if is_member(member) and (not team or team in own_team) else None
+
+
+def as_named_here(approval: Approval, own_team: Collection[str]) -> Approval:
+    """The approval as the team's own messages show it: its members by their bare ids, which Slack shows as names.
+
+    Whoever has a team before their id is a stranger, and may share the id with one of ours.
+    """
+
+    def here(name: str) -> str:
+        return own_member(name, own_team) or name
+
+    return replace(
+        approval,
+        requested_by=here(approval.requested_by),
+        raised_by=tuple(dict.fromkeys(map(here, approval.raised_by))),
+        approvers=tuple(map(here, approval.approvers)),
+        escalate_to=tuple(map(here, approval.escalate_to)),
+        changed_by=approval.changed_by and here(approval.changed_by),
+    )

@@ -92,17 +92,17 @@ async def request_approval(
             every_s, hours = tier.remind_every_s, tier.working_hours
             await reminders.schedule(conn, interrupt_id, row["requested_at"], every_s=every_s, hours=hours)
         rules = {"approvers": list(tier.approvers), "required": tier.required}
-        by = f"flow:{thread.flow}"
+        approval, by = _approval(row, ()), f"flow:{thread.flow}"
         await record_changes(
             conn,
-            _approval(row, ()),
+            approval,
             "approval.requested",
             who=by,
             door="flow",
             for_whom=thread.requested_by,
             data=rules,
         )
-        await mails.ask_by_mail(conn, interrupt_id, tier.approvers, requested_by=thread.requested_by)
+        await mails.ask_by_mail(conn, approval, tier.approvers)
 
 
 async def supersede(conn: Connection, thread_id: str, *, keep: Sequence[str]) -> None:

@@ -51,7 +51,7 @@ async def _escalate(conn: Connection, approval: Approval) -> None:
     escalated = replace(approval, approvers=asked, escalated_at=row["escalated_at"], expires_at=row["expires_at"])
     await notices.change_card(conn, approval.interrupt_id)
     await notices.remind(conn, approval.interrupt_id, approval.thread_id)
-    await mails.ask_by_mail(conn, approval.interrupt_id, approval.escalate_to, requested_by=approval.requested_by)
+    await mails.ask_by_mail(conn, approval, approval.escalate_to)
     await approvals.record_changes(conn, escalated, "approval.escalated", who="clock", door="clock")
 
 

@@ -83,11 +83,14 @@ class NotAllowed(FlowError):
 
 
 class GroupsUnknown(NotAllowed):
-    """The person is on the list if they are in one of its Slack user groups, which this door has not asked yet."""
+    """The person may if they are in one of these Slack user groups, which this door has not asked yet.
 
-    def __init__(self, person: str, groups: Sequence[str]) -> None:
+    Without groups: if they are a full member of our team.
+    """
+
+    def __init__(self, person: str, groups: Sequence[str] = ()) -> None:
         self.groups = tuple(groups)
-        super().__init__(person, f"nobody has said whether they are in {', '.join(groups)}")
+        super().__init__(person, f"nobody has said whether they are in {', '.join(groups) or 'our team'}")
 
 
 class PageNeeded(FlowError):

@@ -12,8 +12,10 @@ from typing import Any
 
 from flow.audit import record
 from flow.database import Connection, ring
+from flow.model import Approval
 from flow.notices import raise_alarm
 from flow.sessions import digest_of, new_token
+from flow.standing import askers_of
 from flow.text import ADDRESS
 
 # Longer than a delivery can take, short enough that a dead mailer is not missed for long.
@@ -36,18 +38,14 @@ class Mail:
     attempt: int
 
 
-async def ask_by_mail(conn: Connection, interrupt_id: str, approvers: Collection[str], *, requested_by: str) -> None:
-    """Let everybody on the list who has an address, and did not ask for it themselves, have a link by mail."""
-    asker = requested_by.lower().removeprefix("mail:")
-    addresses = {
-        name.removeprefix("mail:").lower() for name in approvers if ADDRESS.fullmatch(name.removeprefix("mail:"))
-    }
-    for address in sorted(addresses - {asker}):
+async def ask_by_mail(conn: Connection, approval: Approval, names: Collection[str]) -> None:
+    """Let everybody by these names who has an address, and may decide what is asked, have a link by mail."""
+    for address in sorted(_addresses_in(names) - _addresses_in(askers_of(approval))):
         made = await conn.execute(
             "INSERT INTO links (interrupt_id, person, made_by, mail_due_at)"
             " VALUES (%s, %s, 'policy', clock_timestamp()) ON CONFLICT DO NOTHING"
-            " RETURNING person, (SELECT thread_id FROM approvals a WHERE a.interrupt_id = links.interrupt_id)",
-            (interrupt_id, f"mail:{address}"),
+            " RETURNING person",
+            (approval.interrupt_id, f"mail:{address}"),
         )
         for row in await made.fetchall():
             await record(
@@ -55,12 +53,16 @@ async def ask_by_mail(conn: Connection, interrupt_id: str, approvers: Collection
                 "link.made",
                 who="policy",
                 door="drive",
-                thread_id=row["thread_id"],
-                interrupt_id=interrupt_id,
+                thread_id=approval.thread_id,
+                interrupt_id=approval.interrupt_id,
                 for_whom=row["person"],
             )
-    if addresses:
-        await ring(conn)
+            await ring(conn)
+
+
+def _addresses_in(names: Collection[str]) -> set[str]:
+    bare = (name.removeprefix("mail:") for name in names)
+    return {name.lower() for name in bare if ADDRESS.fullmatch(name)}
 
 
 async def lease_mail(conn: Connection) -> Mail | None:

@@ -234,8 +234,9 @@ class Person:
     """Who decides. `key` is what is recorded; `names` are all names that the door vouches for, the key among them.
 
     An approver list names a person if it holds one of `names`. `trusted` is the command line: whoever types there
-    has the database anyway. `groups_known` is False where a door can still ask which Slack user groups they are in.
-    `acts_for` are those whom they decide for at this time.
+    has the database anyway. `groups_known` is False where a door can still ask which Slack user groups they are in, and
+    `full_member` None where it can still ask whether they are one of our team: guests and outsiders of Slack are not,
+    and decide for nobody else. `acts_for` are those whom they decide for at this time.
     """
 
     key: str
@@ -243,6 +244,7 @@ class Person:
     names: frozenset[str]
     trusted: bool = False
     groups_known: bool = True
+    full_member: bool | None = True
     acts_for: tuple[Absent, ...] = ()
 
 

@@ -26,7 +26,8 @@ class Standing:
 def check_person(approval: Approval, person: Person) -> Standing:
     """As whom this person decides this approval. Raises NotAllowed, which says why they may not.
 
-    GroupsUnknown, one of those, says that they may if they are in one of the list's user groups.
+    GroupsUnknown, one of those, says that they may if they are in one of the list's user groups; or, for somebody who
+    is away, if they are a full member of the team.
     """
     if person.trusted:
         return Standing(listed_as=None)
@@ -41,6 +42,12 @@ def check_person(approval: Approval, person: Person) -> Standing:
     if groups and not person.groups_known:
         raise GroupsUnknown(person.name, groups)
     if not (asks or raised) and (lent := _lent(approval, person)):
+        # The list trusts whom it names. Whoever they handed their voice to is to be one of us, at least.
+        if person.full_member is None:
+            raise GroupsUnknown(person.name)
+        if not person.full_member:
+            assert lent.absent is not None
+            raise NotAllowed(person.name, f"only a full member of this workspace decides for {lent.absent.name}")
         return lent
     who = ", ".join(approval.approvers) or (
         "nobody is, so only the command line can: set APPROVERS, or the tier's approvers"
@@ -60,6 +67,11 @@ def _order(standing: Standing, given: Mapping[str, str], person: Person) -> int:
     assert standing.absent is not None
     by = given.get(bare_name(standing.absent.key))
     return 1 if by is None else 0 if by == person.key else 2
+
+
+def askers_of(approval: Approval) -> tuple[str, ...]:
+    """Names of those who do not decide it because they ask for it: whoever filed it, and whoever raised its amount."""
+    return () if approval.self_approval else (approval.requested_by, *approval.raised_by)
 
 
 def escalates(approval: Approval) -> bool:

@@ -43,7 +43,7 @@ class QuietSlack:
     `messages` are those that stand in the channel, as they were written last, by ts; `views` the modals that were
     opened, as they are now; `opened` what they showed at first; `homes` the Home views that were published, with whose
     they are. What a trigger id is called, opening fails with: "expired_trigger_id" has expired. `zones` are people's
-    time zones; without one `users.info` never answers.
+    time zones; without one `users.info` never answers. `kinds` are what else it says of them.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,8 @@ class QuietSlack:
         # Whether whoever opened a modal has closed it by the time it is filled.
         self.closes_modals = False
         self.homes: list[tuple[str, dict[str, Any]]] = []
-        self.zones: dict[str, str] = {}
+        self.zones: dict[str, str] = {"U02BOB": "UTC", "U03CAROL": "UTC"}
+        self.kinds: dict[str, dict[str, Any]] = {}
         self._seconds = itertools.count(1_700_000_000)
 
     async def __aenter__(self) -> Self:
@@ -134,7 +135,9 @@ class QuietSlack:
         user = request.query["user"]
         if user not in self.zones:
             await asyncio.Event().wait()
-        return web.json_response({"ok": True, "user": {"id": user, "tz": self.zones[user]}})
+        kind = {"deleted": False, "is_bot": False, "is_restricted": False, "is_ultra_restricted": False}
+        known = {"id": user, "team_id": "T01TEST", "tz": self.zones[user], **kind} | self.kinds.get(user, {})
+        return web.json_response({"ok": True, "user": known})
 
     async def _history(self, _: web.Request) -> web.Response:
         return web.json_response({"ok": True, "messages": list(self.messages.values()), "has_more": False})

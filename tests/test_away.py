@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from psycopg import Rollback
 
 from bot.away import parse_away
+from bot.groups import OwnTeam
 from flow.approvals import approval_of, decide
 from flow.database import Connection
 from flow.delegations import away, current, end, with_absent
@@ -24,8 +26,11 @@ from flow.policy import Tier
 from tests.browsing import Visitor, pages_in_process, signed_in_at_once
 from tests.command import Terminal
 from tests.home_door import Member, member_at_a_bot
+from tests.local_slack import CHANNEL
 from tests.people import ALICE, BOB, CAROL, EVE, YES, ask, start_claim
-from tests.rows import all_rows, one_row, value
+from tests.rows import all_rows, one_row, until, value
+from tests.services import QuietSlack
+from tests.slack_door import client_of
 from tests.test_pages import path_of
 
 
@@ -103,6 +108,37 @@ async def test_back_ends_it_and_away_alone_says_how_it_stands(alice: Member, con
     assert (await alice.command("back"))["text"] == "👋 Nobody decides for you any more."
     assert await current(conn) == []
     assert "decides for you until" not in (await alice.command("away"))["text"]
+
+
+async def test_whoever_is_to_decide_is_told(alice: Member, conn: Connection) -> None:
+    alice.slack.zones["U01ALICE"] = "UTC"
+    await alice.command("away <@U02BOB> until tomorrow")
+
+    async def told() -> list[dict[str, Any]]:
+        return [each for each in alice.slack.messages.values() if each["channel"] == "U02BOB"]
+
+    [said] = await until(told)
+    assert said["text"].startswith("🌴 <@U01ALICE> is away, and you decide for them until <!date^")
+
+
+@pytest.mark.parametrize("kind", [{"is_restricted": True}, {"is_bot": True}, {"deleted": True}, {"team_id": "T0OTHER"}])
+async def test_a_guest_a_bot_and_an_outsider_is_refused_as_a_delegate(
+    database_url: str, conn: Connection, tmp_path: Path, kind: dict[str, Any]
+) -> None:
+    async with member_at_a_bot(database_url) as alice:
+        alice.slack.zones["U01ALICE"] = "UTC"
+        alice.slack.kinds["U02BOB"] = kind
+        said = (await alice.command("away <@U02BOB> until tomorrow"))["text"]
+        assert "only a full member of this workspace can decide for somebody else" in said
+        slack = {"SLACK_API_URL": alice.slack.url, "SLACK_BOT_TOKEN": "xoxb-1", "SLACK_CHANNEL": CHANNEL}
+        terminal = Terminal(tmp_path, DATABASE_URL=database_url, SLACK_SIGNING_SECRET="s", **slack)
+        command = ("away", "--as", "U01ALICE", "--to", "U02BOB", "--until", "tomorrow")
+        refused = await terminal.run_meanwhile(*command)
+        assert (refused.code, "only a full member" in refused.err) == (2, True)
+        assert await all_rows(conn, "SELECT * FROM delegations") == []
+        alice.slack.kinds["U02BOB"] = {}
+        assert (await terminal.run_meanwhile(*command)).code == 0
+    assert [each.delegate for each in await current(conn)] == ["U02BOB"]
 
 
 async def test_another_delegate_takes_the_place_of_the_first(alice: Member, conn: Connection) -> None:
@@ -240,7 +276,12 @@ def test_a_place_is_read_as_it_was_written() -> None:
 async def test_a_delegate_finds_it_on_the_pages_too(database_url: str, conn: Connection) -> None:
     interrupt_id = await ask(conn, tier=Tier(name="approval", approvers=("U01ALICE",)))
     await stand_in(conn, ALICE, "U02BOB")
-    async with pages_in_process(database_url) as site, Visitor(site.url) as visitor:
+    async with (
+        QuietSlack() as slack,
+        client_of(slack.url) as client,
+        pages_in_process(database_url, groups=OwnTeam(client)) as site,
+        Visitor(site.url) as visitor,
+    ):
         await signed_in_at_once(conn, site, visitor, BOB)
         assert path_of(interrupt_id) in (await visitor.get("/approvals")).links
         page = await visitor.get(path_of(interrupt_id))

@@ -58,6 +58,12 @@ async def decided_by(conn: Connection) -> list[tuple[str, str]]:
     return [(row["person"], row["listed_as"]) for row in rows]
 
 
+async def refusals(conn: Connection) -> list[tuple[str, str, str]]:
+    """Of whom the audit log says that they were refused, through which door, and why."""
+    rows = await all_rows(conn, "SELECT who, door, data->>'why' AS why FROM audit WHERE kind = 'approval.refused'")
+    return [(row["who"], row["door"], row["why"]) for row in rows]
+
+
 def without_team(click: bytes) -> bytes:
     """The same click where neither the person nor the place has a team."""
     payload = json.loads(parse_qs(click.decode())["payload"][0])
@@ -212,16 +218,53 @@ async def test_nobody_decides_their_own_request_for_a_group_and_the_same_id_of_a
     assert (await approval_of(conn, others)).status == "approved"
 
 
+async def alice_away(conn: Connection, delegate: str = "U02BOB") -> None:
+    async with conn.transaction():
+        await away(conn, ALICE, to=delegate, until=datetime.now(UTC) + timedelta(days=1), made_by=ALICE.key)
+
+
 async def test_a_delegate_who_is_not_in_the_group_decides_for_whom_the_list_names(
     bot: Caller, conn: Connection
 ) -> None:
     interrupt_id = await ask(conn, tier=tier("U01ALICE", GROUP))
-    async with conn.transaction():
-        await away(conn, ALICE, to="U02BOB", until=datetime.now(UTC) + timedelta(days=1), made_by=ALICE.key)
+    await alice_away(conn)
     assert (await bot.click(await bot.body_of(conn, interrupt_id, by="U02BOB"))).status == 200
     assert await all_rows(conn, "SELECT person, for_person FROM decisions") == [
         {"person": BOB.key, "for_person": ALICE.key}
     ]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+async def test_who_is_no_full_member_decides_for_nobody_who_is_away(
+    bot: Caller, proxy: FaultProxy, conn: Connection, kind: dict[str, Any]
+) -> None:
+    proxy.members["U02BOB"] = kind
+    await alice_away(conn)
+    interrupt_id = await ask(conn, tier=tier("U01ALICE"))
+    note = await refused(bot, conn, interrupt_id, by="U02BOB")
+    assert "only a full member of this workspace decides for Alice" in note
+    # Whoever is listed for themselves may decide, whatever they are, and costs Slack no question.
+    listed = await ask(conn, "t2", tier=tier("U02BOB", "U01ALICE"))
+    asked = len(proxy.calls_of("users.info"))
+    assert (await bot.click(await bot.body_of(conn, listed, by="U02BOB"))).status == 200
+    assert (await approval_of(conn, listed)).status == "approved"
+    assert len(proxy.calls_of("users.info")) == asked == 1
+
+
+async def test_an_outsider_decides_for_nobody_who_is_away(bot: Caller, conn: Connection) -> None:
+    await alice_away(conn, "slack:T0OTHER/U02BOB")
+    interrupt_id = await ask(conn, tier=tier("U01ALICE", GROUP))
+    assert "only a full member" in await refused(bot, conn, interrupt_id, by="U02BOB", team="T0OTHER")
+
+
+async def test_where_slack_does_not_say_nobody_decides_for_who_is_away_and_that_is_kept(
+    bot: Caller, proxy: FaultProxy, conn: Connection
+) -> None:
+    await alice_away(conn)
+    interrupt_id = await ask(conn, tier=tier("U01ALICE"))
+    proxy.fail("users.info", "500")
+    assert "did not say who you are" in await refused(bot, conn, interrupt_id, by="U02BOB")
+    assert await refusals(conn) == [(BOB.key, "slack", "Slack did not say who you are: click again in a moment")]
 
 
 async def test_a_form_is_decided_by_whoever_is_in_the_group(bot: Caller, conn: Connection) -> None:
@@ -245,6 +288,7 @@ async def test_where_slack_does_not_say_the_click_is_refused_and_nothing_is_kept
     proxy.fail(method, kind, error="missing_scope", delay_s=3600)
     began = time.monotonic()
     assert await refused(bot, conn, interrupt_id) == UNSAID
+    assert await refusals(conn) == [(ALICE.key, "slack", UNSAID.removesuffix("."))]
     # Slack would show an error of its own after three seconds.
     assert time.monotonic() - began < 3.0
 
@@ -359,6 +403,8 @@ async def test_the_inbox_says_when_slack_does_not_say_and_decides_nothing(
     assert "For me 1" in inbox.text and own in inbox.html and interrupt_id not in inbox.html
     for answer in (await visitor.get(path), await visitor.press(page, "Approve")):
         assert (answer.status, UNSAID in answer.text) == (503, True)
+    # Looking is no attempt.
+    assert await refusals(conn) == [(ALICE.key, "web", UNSAID.removesuffix("."))]
     # What names her is decided as ever.
     assert (await approve(visitor, own)).status == 303
     assert await decided_by(conn) == [(ALICE.key, "U01ALICE")]
@@ -373,6 +419,7 @@ async def test_what_one_of_many_requests_is_refused_for_is_said_beside_it(
     proxy.fail("usergroups.list", "500", times=99)
     done = await visitor.post("/approvals/bulk", fields)
     assert UNSAID.removesuffix(".") in done.text
+    assert await refusals(conn) == [(ALICE.key, "web", UNSAID.removesuffix("."))]
     assert await decided_by(conn) == [(ALICE.key, "U01ALICE")]
 
 
