@@ -54,7 +54,7 @@ def may_see(approval: Approval, person: Person, viewers: Collection[str]) -> boo
         or names_person(approval.approvers, person)
         or is_requester(approval.requested_by, person)
         or any(decision.person == person.key for decision in approval.decisions)
-        or any(_stands_in(approval, absent) for absent in person.acts_for)
+        or any(person.full_member and _stands_in(approval, absent) for absent in person.acts_for)
     )
 
 
@@ -163,8 +163,7 @@ _REQUESTED = sql.SQL("lower(approvals.requested_by) = ANY(%(lowered)s)")
 _NAMED = sql.SQL("approvers && %(names)s::text[]")
 # An array, and no subquery of each row: an index finds its ids, beside those by approver and by requester.
 _DECIDED = sql.SQL("interrupt_id = ANY(ARRAY(SELECT d.interrupt_id FROM decisions d WHERE d.person = %(person)s))")
-# Nobody may, for whom any of this is not so; whoever stands in for somebody stands where they do.
-_MAY = sql.SQL("(self_approval OR NOT ({} OR raised_by && %(names)s::text[]))").format(_REQUESTED)
+_ASKS = sql.SQL("({} OR raised_by && %(names)s::text[])").format(_REQUESTED)
 _HAS_GROUP = sql.SQL("lists_group(approvers)")
 _STANDS_IN = (
     "(approvers && {names}::text[] AND NOT lower(approvals.requested_by) = ANY({lowered})"
@@ -185,21 +184,32 @@ def _view(view: View, person: Person) -> sql.Composable:
 
 
 def _mine(person: Person) -> sql.Composable:
-    """What this person can decide now and has not: by their own name, else for the first of those who are away."""
-    own = sql.SQL("WHEN {} THEN {}").format(_NAMED, sql.SQL(_NOT_VOTED).format(voice=sql.Placeholder("voice")))
+    """What this person can decide now and has not, as `check_person` says it.
+
+    By their own name; else for any of those who are away whose vote is missing: if they ask for it themselves they lend
+    nobody's voice, whatever the policy lets them do with their own.
+    """
+    own = sql.SQL("WHEN {} THEN (self_approval OR NOT {}) AND {}").format(_NAMED, _ASKS, _not_voted("voice"))
     # Whether their own voice is asked for is not known, and so neither whether they may lend it.
     unknown = [] if person.groups_known else [sql.SQL("WHEN {} THEN false").format(_HAS_GROUP)]
-    others = [
-        sql.SQL("WHEN {} THEN {}").format(
-            _stands_in_for(number), sql.SQL(_NOT_VOTED).format(voice=sql.Placeholder(f"voice_{number}"))
-        )
-        for number in range(len(person.acts_for))
+    lent = [
+        sql.SQL("WHEN {} AND {} THEN NOT {}").format(_stands_in_for(number), _not_voted(f"voice_{number}"), _ASKS)
+        for number in _lenders(person)
     ]
     return sql.SQL(
-        "approvals.status = 'pending' AND approvers && %(any_names)s::text[] AND {}"
+        "approvals.status = 'pending' AND approvers && %(any_names)s::text[]"
         " AND (expires_at IS NULL OR expires_at > clock_timestamp()"
         " OR (on_expiry = 'escalate' AND escalated_at IS NULL)) AND CASE {} ELSE false END"
-    ).format(_MAY, sql.SQL(" ").join([own, *unknown, *others]))
+    ).format(sql.SQL(" ").join([own, *unknown, *lent]))
+
+
+def _lenders(person: Person) -> range:
+    """The places of those who are away in `acts_for`: nobody lends a voice to somebody who is not known to be of us."""
+    return range(len(person.acts_for) if person.full_member else 0)
+
+
+def _not_voted(voice: str) -> sql.Composable:
+    return sql.SQL(_NOT_VOTED).format(voice=sql.Placeholder(voice))
 
 
 def _stands_in_for(number: int) -> sql.Composable:
@@ -210,7 +220,7 @@ def _stands_in_for(number: int) -> sql.Composable:
 def _seen(person: Person, viewers: Collection[str]) -> list[sql.Composable]:
     if names_person(viewers, person):
         return []
-    others = map(_stands_in_for, range(len(person.acts_for)))
+    others = map(_stands_in_for, _lenders(person))
     return [sql.SQL("({})").format(sql.SQL(" OR ").join([_NAMED, _REQUESTED, _DECIDED, *others]))]
 
 
