@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from flow.errors import GroupsUnknown, NotAllowed
 from flow.model import Absent, Approval, Person
 from flow.policy import is_group, is_requester, names_person
-from flow.text import bare_name
+from flow.text import bare_name, some_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ def check_person(approval: Approval, person: Person) -> Standing:
             assert lent.absent is not None
             raise NotAllowed(person.name, f"only a full member of this workspace decides for {lent.absent.name}")
         return lent
-    who = ", ".join(approval.approvers) or (
+    who = some_of(approval.approvers) or (
         "nobody is, so only the command line can: set APPROVERS, or the tier's approvers"
     )
     raise NotAllowed(person.name, f"not on the list of approvers ({who})")
