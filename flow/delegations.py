@@ -93,6 +93,16 @@ async def current(conn: Connection, *, limit: int = 100) -> list[Delegation]:
     return [_delegation(row) for row in await rows.fetchall()]
 
 
+async def delegations_of(conn: Connection, person: Person) -> list[Delegation]:
+    """Who decides for this person now."""
+    rows = await conn.execute(
+        "SELECT id, person, person_name, names, delegate, made_by, made_at, until FROM delegations"
+        " WHERE person = ANY(%s) AND ended_at IS NULL AND until > clock_timestamp() ORDER BY until",
+        (sorted(person.names),),
+    )
+    return [_delegation(row) for row in await rows.fetchall()]
+
+
 async def with_absent(conn: Connection, person: Person) -> Person:
     """The person, with those whom they decide for now. Two with one name would be two voices, so their keys differ."""
     rows = await conn.execute(

@@ -93,14 +93,12 @@ async def test_whose_zone_slack_does_not_say_in_time_is_at_utc(
 async def test_what_cannot_be_understood_is_said_and_changes_nothing(
     alice: Member, conn: Connection, how: str, said: str
 ) -> None:
-    alice.slack.zones["U01ALICE"] = "UTC"
     answer = (await alice.command(f"away {how}"))["text"]
     assert said in answer and "<!" not in answer
     assert await all_rows(conn, "SELECT * FROM delegations") == []
 
 
 async def test_back_ends_it_and_away_alone_says_how_it_stands(alice: Member, conn: Connection) -> None:
-    alice.slack.zones["U01ALICE"] = "UTC"
     assert (await alice.command("back"))["text"] == "Nobody was deciding for you."
     await alice.command("away <@U02BOB> until tomorrow")
     assert "<@U02BOB> decides for you until" in (await alice.command("away"))["text"]
@@ -111,7 +109,6 @@ async def test_back_ends_it_and_away_alone_says_how_it_stands(alice: Member, con
 
 
 async def test_whoever_is_to_decide_is_told(alice: Member, conn: Connection) -> None:
-    alice.slack.zones["U01ALICE"] = "UTC"
     await alice.command("away <@U02BOB> until tomorrow")
 
     async def told() -> list[dict[str, Any]]:
@@ -126,7 +123,6 @@ async def test_a_guest_a_bot_and_an_outsider_is_refused_as_a_delegate(
     database_url: str, conn: Connection, tmp_path: Path, kind: dict[str, Any]
 ) -> None:
     async with member_at_a_bot(database_url) as alice:
-        alice.slack.zones["U01ALICE"] = "UTC"
         alice.slack.kinds["U02BOB"] = kind
         said = (await alice.command("away <@U02BOB> until tomorrow"))["text"]
         assert "only a full member of this workspace can decide for somebody else" in said
@@ -142,7 +138,6 @@ async def test_a_guest_a_bot_and_an_outsider_is_refused_as_a_delegate(
 
 
 async def test_another_delegate_takes_the_place_of_the_first(alice: Member, conn: Connection) -> None:
-    alice.slack.zones["U01ALICE"] = "UTC"
     for member in ("U02BOB", "U03CAROL", "U03CAROL"):
         await alice.command(f"away <@{member}> until 3 days")
     assert [each.delegate for each in await current(conn)] == ["U03CAROL"]
