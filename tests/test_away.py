@@ -156,12 +156,15 @@ def _people() -> list[Person]:
     mail = Person(
         key="mail:mary@example.com", name="mary", names=frozenset({"mail:mary@example.com", "mary@example.com"})
     )
-    return [ALICE, BOB, CAROL, EVE, mail, replace(EVE, groups_known=False)]
+    unsure = [replace(EVE, groups_known=False), replace(EVE, full_member=False), replace(EVE, full_member=None)]
+    return [ALICE, BOB, CAROL, EVE, mail, *unsure]
 
 
 async def _many_requests(conn: Connection) -> list[str]:
     """Requests of every kind that who sees and decides what depends on."""
     lists = [("U01ALICE",), ("U02BOB", "mary@example.com"), ("U03CAROL", "U01ALICE"), ("S01FIN", "U01ALICE")]
+    # Two who may be away at once: one voice of theirs may be given when the other is not.
+    lists.append(("U01ALICE", "U02BOB"))
     requesters = ["cli:ann", "u01alice", BOB.key, "mail:mary@example.com"]
     ids = []
     for number, (approvers, requested_by, own) in enumerate(itertools.product(lists, requesters, (False, True))):
@@ -191,7 +194,9 @@ async def test_lists_counts_and_decisions_agree_for_everybody_and_their_delegate
         for person in _people():
             await _check_agreement(conn, approvals, person)
         # Some have voted by then.
-        for voter, interrupt_id in ((ALICE, ids[0]), (BOB, ids[8]), (EVE, ids[1]), (CAROL, ids[16])):
+        for voter, interrupt_id in (
+            (ALICE, ids[0]), (BOB, ids[8]), (EVE, ids[1]), (CAROL, ids[16]), (ALICE, ids[32]), (BOB, ids[34]),
+        ):  # fmt: skip
             if waits_for(await approval_of(conn, interrupt_id), await with_absent(conn, voter), datetime.now(UTC)):
                 await decide(conn, interrupt_id, voter, YES)
 
@@ -282,6 +287,11 @@ async def test_a_delegate_finds_it_on_the_pages_too(database_url: str, conn: Con
         page = await visitor.get(path_of(interrupt_id))
         assert page.status == 200
         await visitor.post(path_of(interrupt_id), page.form("Approve").fields | {"verdict": "approve"})
+        # Back from standing in, they still see what they have decided.
+        async with conn.transaction():
+            await end(conn, ALICE, by=ALICE.key)
+        assert path_of(interrupt_id) in (await visitor.get("/approvals?view=history")).links
+        assert (await visitor.get(path_of(interrupt_id))).status == 200
     row = await one_row(conn, "SELECT person, for_person, verdict FROM decisions")
     assert row == {"person": BOB.key, "for_person": ALICE.key, "verdict": "approve"}
 
