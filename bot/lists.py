@@ -193,7 +193,7 @@ def story_row(story: Story, *, place: str, turn: str | None = None) -> Block:
     status = thread.status
     if approval is not None and approval.status == "pending" and status == "waiting":
         status = f"waiting for {safe(approval.tier, _NAME)} ({approval.approvals_given} of {approval.required})"
-    elif approval is not None and approval.settled_by is not None:
+    elif approval is not None and (approval.settled_by is not None or approval.status not in ("pending", status)):
         status += f", {_outcome(approval)}"
     text = f"{_MARKS.get(thread.status, '⚠️')} *{what}* · {status}\nthread {thread.thread_id} · {ago(thread.created_at)}"
     return _row(text, f"{place}-{approval.interrupt_id if approval else thread.thread_id}", approval, turn)
