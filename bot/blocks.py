@@ -197,7 +197,7 @@ def parse_click(body: dict[str, Any]) -> Click | None:
     """The click in a `block_actions` payload; None if it is none of ours or lacks what one needs."""
     action = first_of(body.get("actions"))
     name, _, number = as_text(action.get("action_id")).partition("-")
-    value = _value(as_text(action.get("value")))
+    value = value_in(as_text(action.get("value")))
     press, option = _press(body, value), value.get("option")
     if name != "approve" or press is None or (number and not isinstance(option, str)):
         return None
@@ -211,7 +211,7 @@ def parse_button(body: dict[str, Any]) -> Press | None:
 
 def parse_press(body: dict[str, Any], value: str) -> Press | None:
     """Who sent this payload, about the approval that a value of ours names; None if either is not to be found."""
-    press = _press(body, _value(value))
+    press = _press(body, value_in(value))
     return Press(**press) if press else None
 
 
@@ -220,7 +220,8 @@ def value_of(approval: Approval, **more: str | None) -> str:
     return json.dumps({"interrupt": approval.interrupt_id, "hash": approval.request_hash, **more})
 
 
-def _value(text: str) -> dict[str, Any]:
+def value_in(text: str) -> dict[str, Any]:
+    """What a button, or a form, carried, as it comes back; empty for whatever is none of ours."""
     try:
         return as_dict(json.loads(text))
     except (ValueError, RecursionError):

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 from zoneinfo import ZoneInfo
 
 from slack_bolt.context.respond.async_respond import AsyncRespond
@@ -16,9 +18,11 @@ from slack_sdk.errors import SlackApiError
 
 from bot.answers import sentence
 from bot.away import USAGE, away_note, back_note, delegate_note, parse_away, who_of
-from bot.door import SLACK_AWAY, Door
-from bot.heard import Visitor, visitor_of
-from bot.home import Contents, Ways, home_view, outcome_line
+from bot.door import IN_TIME_S, SLACK_AWAY, Door, answered
+from bot.filers import Filers
+from bot.filing import new_claim_view
+from bot.heard import Origin, Visitor, origin_in, visitor_of, with_origin
+from bot.home import Chosen, Contents, Ways, bulk_view, home_view, home_without_lists, outcome_line, parse_ways
 from bot.kit import Block, as_dict, as_text, date, escape
 from bot.lists import (
     HELP,
@@ -28,13 +32,15 @@ from bot.lists import (
     Turn,
     approvals_list,
     page_of,
+    parse_turn,
     place_of_approval,
     place_of_story,
     stories_list,
 )
-from bot.people import as_named_here, slack_person, with_all_groups
+from bot.people import MembershipUnknown, as_named_here, for_lists, slack_person
 from bot.pool import on_pool
-from bot.slack_api import FIXES, SEE_ERROR, read_error
+from bot.slack_api import FIXES, RATE_LIMITS, SEE_ERROR, read_error
+from bot.views import skeleton
 from flow import delegations, threads
 from flow.approvals import approval_of
 from flow.database import AWAY, Connection
@@ -44,40 +50,43 @@ from flow.model import Approval, Person
 from flow.show import Story, stories_of
 from flow.starting import New
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
 
-# Slack waits three seconds for an answer.
-_TIMEOUT_S = 2.4
-# A time zone is worth no more of them.
+# A time zone is worth no more of the seconds that Slack waits.
 _ZONE_TIMEOUT_S = 1.0
+# A Home that Slack is too busy for is shown when it has said that it will, and given up after so many times.
+_MOST_TRIES = 5
+_LONGEST_WAIT_S = 60.0
 
 _VIEWS: dict[ListName, View] = {"waits": "mine", "all": "all", "decided": "history"}
 _LISTS: dict[str, ListName] = {"": "waits", "mine": "asked", "all": "all"}
 _NOT_IN_TIME = "This could not be confirmed in time. Please send it again in a moment: twice is once."
 
-# What a form carries that was opened in App Home; otherwise it is empty, or where its command can be answered.
-FROM_HOME = "home"
+
+@dataclass(frozen=True, kw_only=True)
+class Audience:
+    """Who sees and does what beyond deciding, by the settings: `viewers` see everything, `filers` file claims (empty:
+    every full member). `names_groups`: the policy names user groups, so who is in which matters."""
+
+    viewers: frozenset[str] = frozenset()
+    filers: frozenset[str] = frozenset()
+    names_groups: bool = False
 
 
 class Desk:
     """What the listeners of `bot.slack_home` do."""
 
-    def __init__(self, door: Door, *, viewers: frozenset[str]) -> None:
+    def __init__(self, door: Door, audience: Audience) -> None:
+        self._door, self._audience = door, audience
         self._client, self._pool, self._own_team, self._spawn = door.client, door.pool, door.own_team, door.spawn
-        self._viewers, self._public_url = viewers, door.public_url
-
-    async def open(self, body: dict[str, Any], view: dict[str, Any]) -> bool:
-        """Open a form. False if Slack does not, or not in time."""
-        try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                await self._client.views_open(trigger_id=as_text(body.get("trigger_id")), view=view)
-        except SLACK_AWAY as exc:
-            log.warning("a form was not opened: %s: %s", type(exc).__name__, exc)
-            return False
-        return True
+        self._filers = Filers(own_team=door.own_team, names=audience.filers)
+        # Whoever holds a person's lock shows their Home: what is shown last is what was looked up last.
+        self._homes: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def _person(self, visitor: Visitor) -> Person:
-        """Who it is to the policy, with their user groups if any are asked."""
+        """Who it is to the policy. Raises MembershipUnknown."""
         person = slack_person(
             user_id=visitor.user_id,
             name=visitor.name,
@@ -85,11 +94,24 @@ class Desk:
             enterprise_id=visitor.enterprise_id,
             own_team=await self._own_team.keys(),
         )
-        if await on_pool(self._pool, lists_groups):
-            person = await with_all_groups(self._own_team, person)
-        return person
+        return person if visitor.team_id else await self._own_team.placed(person)
+
+    async def _reader(self, visitor: Visitor) -> Person:
+        """The same as lists take them: with their user groups, if any matter, and with those whom they decide for."""
+        person = await self._person(visitor)
+
+        async def look(conn: Connection) -> tuple[Person, bool]:
+            groups = self._audience.names_groups or await lists_groups(conn)
+            return await delegations.with_absent(conn, person), groups
+
+        acting, groups = await on_pool(self._pool, look)
+        return await for_lists(self._own_team, acting, groups=groups)
 
     # App Home
+
+    async def open_bulk(self, body: dict[str, Any], chosen: Sequence[Chosen]) -> None:
+        """Ask whether these are to be approved. Raises NotRecorded if Slack does not open it."""
+        await self._door.open(body, bulk_view(chosen))
 
     def publish_later(
         self,
@@ -103,24 +125,50 @@ class Desk:
         self._spawn(self._publish(visitor, ways or {}, results, said))
 
     def show_again(self, body: dict[str, Any]) -> None:
-        """The same for whoever has sent a form."""
-        if visitor := visitor_of(body):
-            self.publish_later(visitor)
+        """Whoever has done something in a modal is shown anew what they opened it from, unless that was a card."""
+        visitor, origin = visitor_of(body), origin_in(as_text(as_dict(body.get("view")).get("private_metadata")))
+        if visitor is None:
+            return
+        if origin.ways is not None:
+            self.publish_later(visitor, parse_ways(origin.ways))
+        elif origin.response_url:
+            turn = parse_turn(origin.turn) or Turn(name="waits", way=())
+            self.replace_later(AsyncRespond(response_url=origin.response_url), visitor, turn)
 
     async def _publish(
         self, visitor: Visitor, ways: Ways, results: Sequence[tuple[str, str | None]], said: Sequence[str]
     ) -> None:
-        person = await self._person(visitor)
+        async with self._homes.setdefault(visitor.user_id, asyncio.Lock()):
+            for _ in range(_MOST_TRIES):
+                view = await self._home(visitor, ways, results, said)
+                try:
+                    await self._client.views_publish(user_id=visitor.user_id, view=view)
+                except SlackApiError as exc:
+                    status, error, wait_s = read_error(exc)
+                    if status != 429 and error not in RATE_LIMITS:
+                        raise
+                    # Looked up anew then: it may be another one.
+                    await asyncio.sleep(min(wait_s or 1.0, _LONGEST_WAIT_S))
+                else:
+                    return
+            log.warning("the Home of %s is not shown as it is now: Slack is too busy", visitor.user_id)
+
+    async def _home(
+        self, visitor: Visitor, ways: Ways, results: Sequence[tuple[str, str | None]], said: Sequence[str]
+    ) -> dict[str, Any]:
+        try:
+            acting = await self._reader(visitor)
+        except MembershipUnknown as exc:
+            lines = await on_pool(self._pool, lambda conn: _outcomes(conn, results))
+            return home_without_lists([*said, *lines, f"⚠️ {escape(sentence(exc))}"], ways)
 
         async def look(conn: Connection) -> tuple[Contents, list[str]]:
-            return await self._contents(conn, person, ways), await _outcomes(conn, results)
+            return await self._contents(conn, acting, ways), await _outcomes(conn, results)
 
         contents, lines = await on_pool(self._pool, look)
-        view = home_view(contents, public_url=self._public_url, said=[*said, *lines])
-        await self._client.views_publish(user_id=visitor.user_id, view=view)
+        return home_view(contents, public_url=self._door.public_url, said=[*said, *lines])
 
-    async def _contents(self, conn: Connection, person: Person, ways: Ways) -> Contents:
-        acting = await delegations.with_absent(conn, person)
+    async def _contents(self, conn: Connection, acting: Person, ways: Ways) -> Contents:
         return Contents(
             waiting=await count_mine(conn, acting),
             waits=await self._approvals(conn, acting, Turn(name="waits", way=ways.get("waits", ()))),
@@ -130,16 +178,21 @@ class Desk:
 
     async def _approvals(self, conn: Connection, acting: Person, turn: Turn) -> Page[Approval]:
         search = Search(view=_VIEWS[turn.name])
-        found = await find(conn, acting, search, viewers=self._viewers, limit=PAGE + 1, before=turn.before)
         keys = await self._own_team.keys()
-        return page_of([as_named_here(each, keys) for each in found], turn.way, place_of_approval)
+
+        async def look(turn: Turn) -> list[Approval]:
+            viewers = self._audience.viewers
+            found = await find(conn, acting, search, viewers=viewers, limit=PAGE + 1, before=turn.before)
+            return [as_named_here(each, keys) for each in found]
+
+        return await _last_with_rows(look, turn, place_of_approval)
 
     # The command and its lists
 
     async def answer(self, visitor: Visitor, word: str, rest: str) -> tuple[str, list[Block] | None]:
         """What is answered to `/claims word rest`."""
         try:
-            async with asyncio.timeout(_TIMEOUT_S):
+            async with asyncio.timeout(IN_TIME_S):
                 return await self._answer(visitor, word, rest)
         except BadInput as exc:
             return f"⚠️ {escape(f'{exc.name}: {exc.expected}')}", None
@@ -161,17 +214,16 @@ class Desk:
     async def _list(
         self, visitor: Visitor, turn: Turn, results: Sequence[tuple[str, str | None]] = ()
     ) -> tuple[str, list[Block]]:
-        person = await self._person(visitor)
+        acting = await self._reader(visitor)
 
         async def look(conn: Connection) -> tuple[str, list[Block]]:
-            acting = await delegations.with_absent(conn, person)
-            said = "\n".join(await _outcomes(conn, results))
+            said = await _outcomes(conn, results)
             if turn.name == "asked":
                 return stories_list(await _asked(conn, acting, turn), said=said)
             page = await self._approvals(conn, acting, turn)
             now = datetime.now(UTC)
             open_ids = frozenset(each.interrupt_id for each in page.rows if waits_for(each, acting, now))
-            return approvals_list(page, turn.name, open_ids=open_ids, public_url=self._public_url, said=said)
+            return approvals_list(page, turn.name, open_ids=open_ids, public_url=self._door.public_url, said=said)
 
         return await on_pool(self._pool, look)
 
@@ -186,7 +238,10 @@ class Desk:
 
         async def replace() -> None:
             text, blocks = await self._list(visitor, turn, results)
-            await respond(text=text, blocks=blocks, response_type="ephemeral", replace_original=True)
+            if not await answered(respond, text=text, blocks=blocks, replace_original=True) and results:
+                # The list cannot be replaced any more; what a press did is told all the same.
+                said = await on_pool(self._pool, lambda conn: _outcomes(conn, results))
+                await self._door.note(None, visitor.user_id, "\n".join(said))
 
         self._spawn(replace())
 
@@ -212,9 +267,7 @@ class Desk:
     async def _tell_delegate(self, member: str, made: delegations.Delegation) -> None:
         """It is no more than a courtesy: they decide all the same, and whoever is away has been told who does."""
         try:
-            await self._client.chat_postMessage(
-                channel=member, text=delegate_note(made), unfurl_links=False, unfurl_media=False
-            )
+            await self._door.note(None, member, delegate_note(made))
         except SLACK_AWAY as exc:
             error = read_error(exc)[1] if isinstance(exc, SlackApiError) else ""
             fix = FIXES.get(error, SEE_ERROR) if error else str(exc)
@@ -240,10 +293,23 @@ class Desk:
 
     # Filing
 
+    async def open_form(self, body: dict[str, Any], origin: Origin) -> None:
+        """Open the form for a claim: empty at once, and filled when it is known that this person may file one.
+
+        Raises NotRecorded if Slack does not open it.
+        """
+        view = await self._door.open(body, skeleton("New claim"))
+        if visitor := visitor_of(body):
+            self._spawn(self._door.fill(view, "New claim", self._form_for(visitor, origin)))
+
+    async def _form_for(self, visitor: Visitor, origin: Origin) -> dict[str, Any]:
+        await self._filers.check(await self._person(visitor))
+        return new_claim_view(with_origin("", origin))
+
     async def file(self, visitor: Visitor, thread_id: str, new: New) -> str | None:
         """Have it committed; why it is not, in words, or None."""
         task = self._spawn(self._file(visitor, thread_id, new))
-        done, _ = await asyncio.wait({task}, timeout=_TIMEOUT_S)
+        done, _ = await asyncio.wait({task}, timeout=IN_TIME_S)
         if not done:
             return _NOT_IN_TIME
         try:
@@ -261,8 +327,7 @@ class Desk:
 
     async def _file(self, visitor: Visitor, thread_id: str, new: New) -> None:
         person = await self._person(visitor)
-        if visitor.user_id not in person.names:
-            raise FlowError("only members of this workspace file claims here")
+        await self._filers.check(person)
         await on_pool(
             self._pool,
             lambda conn: threads.insert_thread(
@@ -276,26 +341,29 @@ class Desk:
             ),
         )
 
-    def tell_later(self, visitor: Visitor, origin: str, text: str) -> None:
-        """Tell whoever filed: where they typed the command, else in a direct message; and show it in their Home."""
-        self._spawn(self._tell(visitor, origin, text))
-        if origin == FROM_HOME:
-            self.publish_later(visitor, said=[text])
-
-    async def _tell(self, visitor: Visitor, origin: str, text: str) -> None:
-        if origin not in ("", FROM_HOME):
-            answer = await AsyncRespond(response_url=origin)(
-                text=text, response_type="ephemeral", replace_original=False
-            )
-            if answer.status_code == 200:
-                return
-        if origin != FROM_HOME:
-            await self._client.chat_postMessage(channel=visitor.user_id, text=text)
+    def tell_later(self, visitor: Visitor, origin: Origin, text: str) -> None:
+        """Tell whoever filed: in their Home, or where they typed the command, else in a direct message."""
+        if origin.ways is not None:
+            self.publish_later(visitor, parse_ways(origin.ways), said=[text])
+        else:
+            respond = AsyncRespond(response_url=origin.response_url) if origin.response_url else None
+            self._spawn(self._door.note(respond, visitor.user_id, text))
 
 
 async def _asked(conn: Connection, person: Person, turn: Turn) -> Page[Story]:
-    found = await find_threads(conn, person, limit=PAGE + 1, before=turn.before)
-    return page_of(await stories_of(conn, found), turn.way, place_of_story)
+    async def look(turn: Turn) -> list[Story]:
+        return await stories_of(conn, await find_threads(conn, person, limit=PAGE + 1, before=turn.before))
+
+    return await _last_with_rows(look, turn, place_of_story)
+
+
+async def _last_with_rows(
+    look: Callable[[Turn], Awaitable[Sequence[T]]], turn: Turn, place: Callable[[T], str]
+) -> Page[T]:
+    """This page of a list, or the last before it that is not empty by now."""
+    while not (found := await look(turn)) and turn.way:
+        turn = replace(turn, way=turn.way[:-1])
+    return page_of(found, turn.way, place)
 
 
 async def _outcomes(conn: Connection, results: Sequence[tuple[str, str | None]]) -> list[str]:
@@ -311,6 +379,6 @@ async def _outcomes(conn: Connection, results: Sequence[tuple[str, str | None]])
 
 async def _delegates(conn: Connection, person: Person) -> str:
     """Who decides for this person now, and how to say so."""
-    held = [each for each in await delegations.current(conn, limit=1000) if each.person in person.names]
+    held = await delegations.standing_in(conn, person.names)
     said = [f"{who_of(each.delegate)} decides for you until {date(each.until)}." for each in held]
     return " ".join([*said, USAGE])

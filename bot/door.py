@@ -21,17 +21,22 @@ from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.blocks import Press
 from bot.groups import OwnTeam
-from bot.kit import as_dict, as_id, escape
+from bot.kit import as_dict, as_id, as_text, escape
+from bot.outcomes import refusal
 from bot.people import slack_person, unknown_kept, with_groups
 from bot.pool import Pool, on_pool
+from bot.views import View, in_words
 from flow import notices
 from flow.database import AWAY, Connection
+from flow.errors import FlowError
 from flow.model import Person
 
 log = logging.getLogger(__name__)
 
 # Slack waits three seconds; the rest is for the way and the note.
 IN_TIME_S = 2.4
+# Nobody looks at an empty modal for longer.
+_FILL_TIMEOUT_S = 10.0
 
 SLACK_AWAY = (SlackApiError, aiohttp.ClientError, TimeoutError, OSError)
 
@@ -89,6 +94,36 @@ class Door:
                 "Your click was not recorded: Slack did not answer. Please click again in a moment."
             ) from exc
 
+    async def open(self, body: dict[str, Any], view: View) -> View:
+        """The modal as Slack opened it. Raises NotRecorded if it did not: the person is told to try again."""
+        try:
+            async with asyncio.timeout(IN_TIME_S):
+                opened = await self.client.views_open(trigger_id=as_text(body.get("trigger_id")), view=view)
+        except SLACK_AWAY as exc:
+            log.warning("a form was not opened: %s: %s", type(exc).__name__, str(exc).strip())
+            raise NotRecorded("The form could not be opened. Please try again in a moment.") from exc
+        return as_dict(opened.get("view"))
+
+    async def fill(self, view: View, title: str, content: Awaitable[View]) -> None:
+        """Show in an opened modal what there is to see, or why there is nothing."""
+        try:
+            async with asyncio.timeout(_FILL_TIMEOUT_S):
+                filled = await content
+        except FlowError as exc:
+            filled = in_words(title, refusal(exc))
+        except (*AWAY, *SLACK_AWAY) as exc:
+            log.warning("a form was not filled: %s: %s", type(exc).__name__, str(exc).strip())
+            filled = in_words(title, "⚠️ This could not be looked up. Close it, and click again in a moment.")
+        await self.show(view, filled)
+
+    async def show(self, view: View, content: View) -> None:
+        """Put this in the place of what a modal shows."""
+        try:
+            await self.client.views_update(view_id=view.get("id"), hash=view.get("hash"), view=content)
+        except SLACK_AWAY as exc:
+            # It was closed meanwhile; or else it still says what to do.
+            log.warning("a form was not filled: %s: %s", type(exc).__name__, str(exc).strip())
+
     def tell(self, body: dict[str, Any], respond: AsyncRespond, text: str) -> None:
         """A note that only the person who pressed sees; member ids in it are shown as names."""
         shown = re.sub(r"\b[UW](?=[A-Z]*\d)[A-Z0-9]{4,}\b", r"<@\g<0>>", escape(text))
@@ -96,9 +131,13 @@ class Door:
 
     async def _tell(self, body: dict[str, Any], respond: AsyncRespond, text: str) -> None:
         member = as_id(as_dict(body.get("user")).get("id"))
-        if body.get("response_url"):
-            await respond(text=text, response_type="ephemeral", replace_original=False)
-        elif member:
+        await self.note(respond if body.get("response_url") else None, member, text)
+
+    async def note(self, respond: AsyncRespond | None, member: str | None, text: str) -> None:
+        """Say this to one person: where they pressed or typed, else in a direct message."""
+        if respond is not None and await answered(respond, text=text, replace_original=False):
+            return
+        if member:
             # What stands in a modal, or in the App Home, is in no channel that a note could appear in.
             await self.client.chat_postMessage(channel=member, text=text, unfurl_links=False, unfurl_media=False)
 
@@ -118,6 +157,16 @@ class Door:
                 async with conn.transaction():
                     await notices.remember_message(conn, press.interrupt_id, *copy)
                     await notices.change_card(conn, press.interrupt_id)
+
+
+async def answered(respond: AsyncRespond, **message: Any) -> bool:
+    """Send this through a `response_url`, which is good for half an hour and five times. Whether Slack took it."""
+    try:
+        answer = await respond(response_type="ephemeral", unfurl_links=False, unfurl_media=False, **message)
+    except SLACK_AWAY as exc:
+        log.warning("a note did not reach Slack: %s: %s", type(exc).__name__, str(exc).strip())
+        return False
+    return bool(answer.status_code == 200)
 
 
 def person_of(press: Press, own_team: frozenset[str]) -> Person:

@@ -37,7 +37,7 @@ def new_claim_view(metadata: str = "") -> dict[str, Any]:
 
 def new_of(values: dict[str, Any]) -> New:
     """The claim that was filled in, by the submission's `state.values`. Raises BadInput."""
-    typed = {name: typed_text(values, name).strip() for name in _FIELDS}
+    typed = {name: typed_text(values, name) for name in _FIELDS}
     return filed_claim(typed | {"currency": typed["currency"].upper()})
 
 

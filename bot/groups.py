@@ -1,4 +1,4 @@
-"""The team that the bot belongs to: its ids, its user groups, and who of those in them is a full member.
+"""The team that the bot belongs to: its ids, its user groups, and who is a full member of it.
 
 What Slack has said is kept for a minute at most: whoever leaves a group decides nothing for it after that. What it has
 not said is kept for no time.
@@ -56,6 +56,8 @@ class _Member:
     team_id: str
     teams: frozenset[str]
     is_full: bool
+    # In small letters; empty where the app may not know it.
+    address: str
 
 
 class OwnTeam:
@@ -126,6 +128,20 @@ class OwnTeam:
         except _NO_ANSWER as exc:
             _say(exc)
             raise MembershipUnknown from exc
+
+    async def address_of(self, person: Person) -> str:
+        """The mail address of a full member of ours, as far as the app may know it. Raises MembershipUnknown."""
+        if not await self.has(person):
+            return ""
+        member = member_of(person)
+        assert member is not None
+        try:
+            async with asyncio.timeout(_ASK_TIMEOUT_S):
+                known = await self._member(member[1])
+        except _NO_ANSWER as exc:
+            _say(exc)
+            raise MembershipUnknown from exc
+        return known.address if known else ""
 
     async def check_delegate(self, name: str) -> None:
         """Refuse whoever would not be let decide for somebody else, before anybody relies on them.
@@ -200,6 +216,7 @@ class OwnTeam:
             team_id=team_id,
             teams=frozenset(filter(None, (team_id, as_text(grid.get("enterprise_id")), *grid.get("teams", ())))),
             is_full=all(user.get(word) is False for word in never) and not user.get("is_stranger"),
+            address=as_text(as_dict(user.get("profile")).get("email")).lower(),
         )
 
 
@@ -213,7 +230,7 @@ async def check_groups(own_team: OwnTeam, named: Collection[str]) -> None:
         _say(exc)
         return
     if missing:
-        log.warning("Slack has no user group %s: nobody decides for it", ", ".join(missing))
+        log.warning("Slack has no user group %s: it names nobody", ", ".join(missing))
 
 
 def _say(exc: Exception) -> None:

@@ -6,20 +6,27 @@ https://api.slack.com/events/app_home_opened
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bot import filing, home
 from bot.away import COMMAND
+from bot.blocks import value_in
 from bot.kit import as_dict, as_id, as_text, cut, first_of
 from flow.text import visible
 
 _NAME = 120
+# What Slack takes as the `private_metadata` of a view.
+_METADATA = 3000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Visitor:
-    """A member of a team, as Slack has signed. `enterprise_id` is their grid."""
+    """Somebody in Slack, as it has signed. `team_id` is their own team, `enterprise_id` its grid.
+
+    Empty and None where the payload does not say whose they are: then Slack is asked.
+    """
 
     user_id: str
     name: str
@@ -34,12 +41,14 @@ def visitor_of(body: dict[str, Any]) -> Visitor | None:
     if user_id is None:
         return None
     name = as_text(user.get("name")) or as_text(user.get("username")) or as_text(body.get("user_name")) or user_id
-    teams = (user.get("team_id"), as_dict(body.get("team")).get("id"), body.get("team_id"))
+    # Not the payload's team: in a shared channel that is ours, and the person may not be.
+    team_id = as_id(user.get("team_id")) or ""
+    grid = as_id(as_dict(body.get("enterprise")).get("id")) or as_id(body.get("enterprise_id"))
     return Visitor(
         user_id=user_id,
         name=cut(visible(name), _NAME),
-        team_id=next(filter(None, map(as_id, teams)), ""),
-        enterprise_id=as_id(as_dict(body.get("enterprise")).get("id")) or as_id(body.get("enterprise_id")),
+        team_id=team_id,
+        enterprise_id=grid if team_id else None,
     )
 
 
@@ -57,6 +66,50 @@ def is_for_home(body: dict[str, Any]) -> bool:
         kind == "view_submission"
         and view.get("type") == "modal"
         and view.get("callback_id") in (filing.FORM, home.BULK)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What a modal was opened from, which is to be shown anew once something was done in it: a Home, with where its
+    lists stand, or a list of `/claims`, with the page that it is on and where it can be replaced. Empty for a card."""
+
+    ways: str | None = None
+    turn: str = ""
+    response_url: str = ""
+
+
+def origin_of(body: dict[str, Any]) -> Origin:
+    """Where this button was pressed."""
+    if is_in_home(body):
+        return Origin(ways=as_text(as_dict(body.get("view")).get("private_metadata")))
+    if is_in_list(body):
+        turn = as_text(value_in(pressed_value(body)).get("turn"))
+        return Origin(turn=turn, response_url=as_text(body.get("response_url")))
+    return origin_in(as_text(as_dict(body.get("view")).get("private_metadata")))
+
+
+def with_origin(metadata: str, origin: Origin) -> str:
+    """What a modal carries, and where it was opened from; the lists begin anew where there is no room for more."""
+    if origin == Origin():
+        return metadata
+    carried = value_in(metadata)
+    for kept in (origin, replace(origin, ways=origin.ways and "", turn="")):
+        given = {name: value for name, value in asdict(kept).items() if value or name == "ways"}
+        text = json.dumps(carried | {"from": given})
+        if len(text) <= _METADATA:
+            return text
+    return metadata
+
+
+def origin_in(metadata: str) -> Origin:
+    """The same as it comes back with the form."""
+    given = as_dict(value_in(metadata).get("from"))
+    ways = given.get("ways")
+    return Origin(
+        ways=ways if isinstance(ways, str) else None,
+        turn=as_text(given.get("turn")),
+        response_url=as_text(given.get("response_url")),
     )
 
 

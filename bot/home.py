@@ -1,6 +1,6 @@
 """App Home: what waits for a person, what they asked for, and what was decided. Pure functions.
 
-Format: https://api.slack.com/reference/surfaces/views; a view has at most 100 blocks, and this at most 55.
+Format: https://api.slack.com/reference/surfaces/views; a view has at most 100 blocks, and this at most 76.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from bot.kit import (
     as_text,
     button,
     cut,
-    escape,
-    fitting,
+    fitted,
     is_hex,
     label,
-    mrkdwn,
     one_line,
     plain,
     safe,
@@ -40,6 +38,7 @@ from bot.lists import (
     empty_line,
     paging,
     parse_turn,
+    said_blocks,
     story_row,
     turn_value,
     waiting_row,
@@ -52,9 +51,8 @@ BULK = "approve_selected"
 
 _CHOSEN = "chosen"
 _DIVIDER: Block = {"type": "divider"}
-# What has been done takes no more room than that.
-_SAID = 2000
 _NAME = 200
+_NOTE = 1500
 
 Ways = dict[ListName, tuple[str, ...]]
 
@@ -81,15 +79,7 @@ class Chosen:
 def home_view(contents: Contents, *, public_url: str | None, said: Sequence[str] = ()) -> dict[str, Any]:
     """The tab. `said` is what has just been done, a line each, escaped already."""
     waits = contents.waits
-    blocks: list[Block] = [
-        {
-            "type": "actions",
-            "block_id": "top",
-            "elements": [button("new-claim", "New claim", "new", "primary"), _refresh()],
-        },
-    ]
-    if said:
-        blocks.append({"type": "section", "text": mrkdwn("\n".join(fitting(list(said), _SAID)), SECTION_TEXT)})
+    blocks = [*_top(), *said_blocks(said)]
     blocks.append(_header(f"{TITLES['waits']} ({contents.waiting})"))
     blocks += [each for row in waits.rows for each in waiting_row(row, place="waits", public_url=public_url)]
     blocks += [*_nothing("waits", waits), *paging(waits, "waits"), *_bulk(waits.rows)]
@@ -102,6 +92,16 @@ def home_view(contents: Contents, *, public_url: str | None, said: Sequence[str]
     blocks.append(label("Opening this tab shows what is true now."))
     ways: Ways = {"waits": waits.way, "asked": contents.asked.way, "decided": contents.decided.way}
     return {"type": "home", "private_metadata": ways_value(ways), "blocks": blocks}
+
+
+def home_without_lists(said: Sequence[str], ways: Ways) -> dict[str, Any]:
+    """The tab of somebody of whom it is not known what they may see. `ways` are kept for when it is."""
+    return {"type": "home", "private_metadata": ways_value(ways), "blocks": [*_top(), *said_blocks(said)]}
+
+
+def _top() -> list[Block]:
+    buttons = [button("new-claim", "New claim", "new", "primary"), _refresh()]
+    return [{"type": "actions", "block_id": "top", "elements": buttons}]
 
 
 def ways_value(ways: Ways) -> str:
@@ -170,7 +170,7 @@ def outcome_line(approval: Approval, note: str | None) -> str:
     """What became of one press: how the request stands, or why nothing was recorded."""
     what = f"{safe(about(approval), _NAME)} ({approval.thread_id})"
     if note is not None:
-        return f"⚠️ {what}: {escape(note)}"
+        return f"⚠️ {what}: {fitted(note, _NOTE, rest='… (cut: the rest is too long for this place)')}"
     if approval.status == "pending":
         return f"✅ {what}: your vote counts, {approval.approvals_given} of {approval.required}"
     return f"{'❌' if approval.status == 'rejected' else '✅'} {what}: {approval.status}"

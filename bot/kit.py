@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 from flow.policy import is_group, is_member
@@ -22,6 +23,10 @@ BUTTON = 75
 CONFIRM = 300
 HINT = 2000
 OPTION = 75
+
+
+# Nobody is paid more.
+_MOST_DIGITS = 30
 
 
 def escape(text: str) -> str:
@@ -40,20 +45,26 @@ def label(text: str) -> Block:
 
 
 def text_input(name: str, text: str, *, optional: bool = False, hint: str = "", **element: Any) -> Block:
+    """A field of a form to write in."""
+    return form_field(name, text, {"type": "plain_text_input", **element}, optional=optional, hint=hint)
+
+
+def form_field(name: str, text: str, element: Block, *, optional: bool = False, hint: str = "") -> Block:
     """A field of a form; its block has the name of its action, which errors are said by."""
     field: Block = {
         "type": "input",
         "block_id": name,
         "label": told(text, HEADER),
-        "element": {"type": "plain_text_input", "action_id": name, **element},
+        "element": {**element, "action_id": name},
         "optional": optional,
     }
     return field | ({"hint": told(hint, HINT)} if hint else {})
 
 
-def typed_text(values: dict[str, Any], name: str) -> str:
+def typed_text(values: Any, name: str) -> str:
     """What was typed into that field, by a submission's `state.values`; empty for whatever else is in there."""
-    return as_text(as_dict(as_dict(values.get(name)).get(name)).get("value"))
+    text = as_text(as_dict(as_dict(as_dict(values).get(name)).get(name)).get("value"))
+    return text.replace("\r\n", "\n").strip()
 
 
 def ago(at: datetime) -> str:
@@ -64,6 +75,22 @@ def ago(at: datetime) -> str:
 def safe(text: str, longest: int) -> str:
     """A stranger's text inside our own sentence: visible, one line, cut, then escaped."""
     return escape(cut(one_line(text), longest))
+
+
+def fitted(text: str, longest: int, *, rest: str = "…") -> str:
+    """The same for a text of any length: no longer than that once it is escaped, `rest` standing for what is cut."""
+    return escape(_fitted(one_line(text), longest, rest))
+
+
+def money(amount: object, currency: object) -> str:
+    """1,250.00 USD. What somebody made unreadable in the database is said to be so, and hides nothing beside it."""
+    try:
+        read = Decimal(str(amount))
+    except ArithmeticError:
+        return "an amount that cannot be read"
+    if not read.is_finite() or abs(read.adjusted()) > _MOST_DIGITS:
+        return "an amount that cannot be read"
+    return f"{read:,f} {currency}"
 
 
 def mention(name: str, longest: int) -> str:

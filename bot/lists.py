@@ -10,9 +10,9 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from decimal import Decimal
 from typing import Any, Generic, Literal, TypeVar, get_args
 
+from bot.blocks import page_of as page_of_request
 from bot.blocks import value_of
 from bot.kit import (
     SECTION_TEXT,
@@ -24,6 +24,7 @@ from bot.kit import (
     fitting,
     label,
     mention,
+    money,
     mrkdwn,
     one_line,
     page_button,
@@ -32,7 +33,7 @@ from bot.kit import (
 from bot.questions import subject_of
 from flow.inbox import place_named, place_of
 from flow.model import Approval
-from flow.questions import question_of
+from flow.questions import Question, question_of
 from flow.show import Story
 
 T = TypeVar("T")
@@ -132,17 +133,27 @@ def parse_turn(value: str) -> Turn | None:
 
 def about(approval: Approval) -> str:
     """What is asked, in a few words of anybody's: "250.00 USD to ACME"."""
-    question = question_of(approval.request)
+    question = _question(approval)
+    if question is None:
+        return "a request that cannot be read"
     if question.kind != "claim":
-        return subject_of(question)
-    payee = str(approval.request.get("payee") or "")
-    amount = f"{Decimal(approval.request['amount']):,} {approval.request['currency']}"
-    return f"{amount} to {payee}" if payee else amount
+        return str(subject_of(question))
+    amount = money(question.amount, question.currency)
+    return f"{amount} to {question.payee}" if question.payee else amount
 
 
 def can_approve_here(approval: Approval) -> bool:
     """Whether a press is enough: there is nothing else to say, and no page to be looked at."""
-    return question_of(approval.request).can_approve and not approval.step_up
+    question = _question(approval)
+    return question is not None and question.can_approve and not approval.step_up
+
+
+def _question(approval: Approval) -> Question | None:
+    """What is asked; None if somebody has made it unreadable in the database. The other rows are shown all the same."""
+    try:
+        return question_of(approval.request)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
 
 
 def waiting_row(approval: Approval, *, place: str, public_url: str | None, turn: str | None = None) -> list[Block]:
@@ -155,8 +166,9 @@ def waiting_row(approval: Approval, *, place: str, public_url: str | None, turn:
         ask = f"{one_line(about(approval))}. An approval is final." if approval.rank > 0 else None
         buttons.append(button("approve", "Approve", value, "primary", ask=ask))
     elif approval.step_up and public_url is not None:
-        buttons.append(page_button("Approve on the page…", f"{public_url}/approvals/{approval.interrupt_id}"))
-    if question_of(approval.request).can_reject:
+        buttons.append(page_button("Approve on the page…", page_of_request(approval, public_url)))
+    question = _question(approval)
+    if question is not None and question.can_reject:
         buttons.append(button("reject", "Reject", value, "danger"))
     buttons.append(button("details", "Details", value))
     text = f"{_headline(approval)}\n{_by(approval)}"
@@ -168,28 +180,38 @@ def waiting_row(approval: Approval, *, place: str, public_url: str | None, turn:
     ]
 
 
-def approval_row(approval: Approval, *, place: str) -> Block:
-    """A request to look at."""
+def approval_row(approval: Approval, *, place: str, turn: str | None = None) -> Block:
+    """A request to look at. `turn` is the page that it is on, of a list that can be replaced."""
     text = f"{_MARKS.get(approval.status, '•')} {_headline(approval)} · {_outcome(approval)}\n{_by(approval)}"
-    return _row(text, f"{place}-{approval.interrupt_id}", approval)
+    return _row(text, f"{place}-{approval.interrupt_id}", approval, turn)
 
 
-def story_row(story: Story, *, place: str) -> Block:
+def story_row(story: Story, *, place: str, turn: str | None = None) -> Block:
     """What the reader filed, and how far it is."""
     thread, approval = story.thread, story.approval
-    what = safe(f"{story.title} to {story.payee}" if story.payee else story.title, _NAME * 2)
+    what = safe(_filed(story), _NAME * 2)
     status = thread.status
     if approval is not None and approval.status == "pending" and status == "waiting":
         status = f"waiting for {safe(approval.tier, _NAME)} ({approval.approvals_given} of {approval.required})"
-    elif approval is not None and approval.settled_by is not None:
+    elif approval is not None and (approval.settled_by is not None or approval.status not in ("pending", status)):
         status += f", {_outcome(approval)}"
     text = f"{_MARKS.get(thread.status, '⚠️')} *{what}* · {status}\nthread {thread.thread_id} · {ago(thread.created_at)}"
-    return _row(text, f"{place}-{approval.interrupt_id if approval else thread.thread_id}", approval)
+    return _row(text, f"{place}-{approval.interrupt_id if approval else thread.thread_id}", approval, turn)
 
 
-def _row(text: str, block_id: str, approval: Approval | None) -> Block:
+def _filed(story: Story) -> str:
+    try:
+        return f"{story.title} to {story.payee}" if story.payee else story.title
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return "a request that cannot be read"
+
+
+def _row(text: str, block_id: str, approval: Approval | None, turn: str | None) -> Block:
     row: Block = {"type": "section", "block_id": block_id, "text": mrkdwn(text, SECTION_TEXT)}
-    return row | ({"accessory": button("details", "Details", value_of(approval))} if approval else {})
+    if approval is None:
+        return row
+    more = {} if turn is None else {"turn": turn}
+    return row | {"accessory": button("details", "Details", value_of(approval, **more))}
 
 
 def _headline(approval: Approval) -> str:
@@ -232,7 +254,7 @@ HELP = (
 
 
 def approvals_list(
-    page: Page[Approval], name: ListName, *, open_ids: frozenset[str], public_url: str | None, said: str = ""
+    page: Page[Approval], name: ListName, *, open_ids: frozenset[str], public_url: str | None, said: Sequence[str] = ()
 ) -> tuple[str, list[Block]]:
     """A list of requests: its text, and its blocks. Those of `open_ids` can be decided by the reader."""
     turn = turn_value(name, page.way)
@@ -241,26 +263,30 @@ def approvals_list(
         if approval.interrupt_id in open_ids:
             rows += waiting_row(approval, place="list", public_url=public_url, turn=turn)
         else:
-            rows.append(approval_row(approval, place="list"))
+            rows.append(approval_row(approval, place="list", turn=turn))
     return _listed(page, name, [about(each) for each in page.rows], rows, said)
 
 
-def stories_list(page: Page[Story], *, said: str = "") -> tuple[str, list[Block]]:
+def stories_list(page: Page[Story], *, said: Sequence[str] = ()) -> tuple[str, list[Block]]:
     """The same for what the reader filed."""
-    rows = [story_row(story, place="list") for story in page.rows]
-    lines = [f"{story.title}: {story.thread.status}" for story in page.rows]
+    turn = turn_value("asked", page.way)
+    rows = [story_row(story, place="list", turn=turn) for story in page.rows]
+    lines = [f"{_filed(story)}: {story.thread.status}" for story in page.rows]
     return _listed(page, "asked", lines, rows, said)
 
 
 def _listed(
-    page: Page[Any], name: ListName, lines: Sequence[str], rows: list[Block], said: str
+    page: Page[Any], name: ListName, lines: Sequence[str], rows: list[Block], said: Sequence[str]
 ) -> tuple[str, list[Block]]:
-    heads: list[Block] = [{"type": "section", "text": mrkdwn(f"*{TITLES[name]}*", SECTION_TEXT)}]
-    if said:
-        heads.insert(0, {"type": "section", "text": mrkdwn(said, SECTION_TEXT)})
+    heads: list[Block] = [*said_blocks(said), {"type": "section", "text": mrkdwn(f"*{TITLES[name]}*", SECTION_TEXT)}]
     empty = [] if rows else [label(_EMPTY[name])]
     text = "\n".join([TITLES[name], *fitting([safe(line, _NAME * 2) for line in lines], _SUMMARY)])
     return text, [*heads, *rows, *empty, *paging(page, name), label(HELP)]
+
+
+def said_blocks(said: Sequence[str]) -> list[Block]:
+    """What has just been done, each in a block of its own: together they could be longer than Slack takes."""
+    return [{"type": "section", "text": mrkdwn(line, SECTION_TEXT)} for line in said]
 
 
 def empty_line(name: ListName) -> Block:

@@ -6,8 +6,6 @@ form from being taken is said beside its first field, and what was typed stays.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -19,16 +17,17 @@ from slack_bolt.response import BoltResponse
 from bot.answers import Misfilled, answer_of
 from bot.blocks import Press, parse_button, parse_press, value_of
 from bot.details import details_of
-from bot.door import IN_TIME_S, NO_BUTTON, SLACK_AWAY, Door, NotRecorded
-from bot.kit import as_dict, as_text
+from bot.door import NO_BUTTON, Door, NotRecorded
+from bot.heard import Origin, origin_of, with_origin
+from bot.kit import as_dict, as_text, typed_text
 from bot.outcomes import already, refusal
 from bot.people import as_named_here
 from bot.questions import FORM, form_of, has_form, typed_in
-from bot.views import AMOUNT, MAX_REASON, REJECT, View, amount_form, in_words, reject_form, skeleton, typed
+from bot.views import AMOUNT, MAX_REASON, REJECT, View, amount_form, in_words, reject_form, skeleton
 from flow import inputs
 from flow.approvals import approval_of, check_decidable, decide, refusals_kept
 from flow.changes import change_amount, withdraw
-from flow.database import AWAY, Connection
+from flow.database import Connection
 from flow.errors import BadInput, FlowError, NothingToDecide
 from flow.inbox import may_see
 from flow.model import Approval, Person, Verdict
@@ -37,13 +36,8 @@ from flow.show import stories_of
 from flow.threads import thread_of
 from flow.trace import trace_of
 
-log = logging.getLogger(__name__)
-
 # The modals that can be sent.
 FORMS = (FORM, REJECT, AMOUNT)
-
-# Nobody looks at an empty modal for longer.
-_FILL_TIMEOUT_S = 10.0
 
 Fill = Callable[[Connection, Person, Press], Awaitable[View]]
 # What a form says is done; why not, or None.
@@ -53,7 +47,7 @@ Send = Callable[[Connection, Person, Press, Any], Awaitable[str | None]]
 def hear_modals(bolt: AsyncApp, door: Door, *, sent: Callable[[dict[str, Any]], None]) -> None:
     """Hear the buttons that open modals, the forms in them, and the button in one of them.
 
-    `sent` is called with the payload of a form that was taken and was not opened from a card.
+    `sent` is called with the payload of a form that was taken: whatever it was opened from may show more than is true.
     """
 
     async def details(conn: Connection, person: Person, press: Press) -> View:
@@ -77,9 +71,10 @@ def hear_modals(bolt: AsyncApp, door: Door, *, sent: Callable[[dict[str, Any]], 
         try:
             await door.act_in_time(press, lambda conn, person: _withdraw(conn, person, press))
         except FlowError as exc:
-            door.spawn(_show(door, view, in_words("Withdraw", refusal(exc))))
+            door.spawn(door.show(view, in_words("Withdraw", refusal(exc))))
         else:
-            door.spawn(_fill(door, press, view, "Details", details))
+            door.spawn(door.fill(view, "Details", _content(door, press, details, origin_of(body))))
+            sent(body)
         await ack()
         return None
 
@@ -87,13 +82,13 @@ def hear_modals(bolt: AsyncApp, door: Door, *, sent: Callable[[dict[str, Any]], 
 def _hear_button(bolt: AsyncApp, door: Door, action_id: str, title: str, fill: Fill) -> None:
     @bolt.action(action_id)
     async def open_modal(ack: AsyncAck, body: dict[str, Any], respond: AsyncRespond) -> BoltResponse | None:
-        press, trigger_id = parse_button(body), as_text(body.get("trigger_id"))
-        if press is None or not trigger_id:
+        press = parse_button(body)
+        if press is None or not as_text(body.get("trigger_id")):
             door.tell(body, respond, NO_BUTTON)
             return BoltResponse(status=400, body="not one of our buttons")
-        view = await _open(door, trigger_id, skeleton(title))
+        view = await door.open(body, skeleton(title))
         await ack()
-        door.spawn(_fill(door, press, view, title, fill))
+        door.spawn(door.fill(view, title, _content(door, press, fill, origin_of(body))))
         door.spawn(door.remember_copy(press))
         return None
 
@@ -114,41 +109,14 @@ def _hear_form(
             return None
         await ack()
         door.spawn(door.remember_copy(press))
-        if press.channel_id is None:
-            sent(body)
+        sent(body)
         return None
 
 
-async def _open(door: Door, trigger_id: str, view: View) -> View:
-    """The modal as Slack opened it. Raises NotRecorded if it did not: the person is told to click again."""
-    try:
-        async with asyncio.timeout(IN_TIME_S):
-            opened = await door.client.views_open(trigger_id=trigger_id, view=view)
-    except SLACK_AWAY as exc:
-        log.warning("a form was not opened: %s: %s", type(exc).__name__, str(exc).strip())
-        raise NotRecorded("The form could not be opened. Please click again in a moment.") from exc
-    return as_dict(opened.get("view"))
-
-
-async def _fill(door: Door, press: Press, view: View, title: str, fill: Fill) -> None:
-    """Show in the opened modal what there is to see, or why there is nothing."""
-    try:
-        async with asyncio.timeout(_FILL_TIMEOUT_S):
-            content = await door.act(press, lambda conn, person: fill(conn, person, press))
-    except FlowError as exc:
-        content = in_words(title, refusal(exc))
-    except (*AWAY, *SLACK_AWAY) as exc:
-        log.warning("a form was not filled: %s: %s", type(exc).__name__, str(exc).strip())
-        content = in_words(title, "⚠️ This could not be looked up. Close it, and click again in a moment.")
-    await _show(door, view, content)
-
-
-async def _show(door: Door, view: View, content: View) -> None:
-    try:
-        await door.client.views_update(view_id=view.get("id"), hash=view.get("hash"), view=content)
-    except SLACK_AWAY as exc:
-        # It was closed meanwhile; or else it still says what to do.
-        log.warning("a form was not filled: %s: %s", type(exc).__name__, str(exc).strip())
+async def _content(door: Door, press: Press, fill: Fill, origin: Origin) -> View:
+    """What an opened modal shows. Raises FlowError, which says why there is nothing."""
+    view = await door.act(press, lambda conn, person: fill(conn, person, press))
+    return view | {"private_metadata": with_origin(as_text(view.get("private_metadata")), origin)}
 
 
 async def _send(door: Door, press: Press, values: Any, first: str, send: Send) -> dict[str, str]:
@@ -214,7 +182,7 @@ def _carried(approval: Approval, press: Press) -> str:
 
 
 async def _reject(conn: Connection, person: Person, press: Press, values: Any) -> str | None:
-    reason = inputs.parse_text("reason", typed(values, "reason"), MAX_REASON)
+    reason = inputs.parse_text("reason", typed_text(values, "reason"), MAX_REASON)
     verdict = Verdict(verdict="reject", door="slack", reason=reason, request_hash=press.request_hash)
     decided = await decide(conn, press.interrupt_id, person, verdict)
     return None if decided.recorded else already(decided.approval)
@@ -229,12 +197,12 @@ async def _change(conn: Connection, person: Person, press: Press, values: Any) -
 
 
 async def _change_amount(conn: Connection, person: Person, press: Press, values: Any) -> str | None:
-    reason = inputs.parse_text("reason", typed(values, "reason"), MAX_REASON)
+    reason = inputs.parse_text("reason", typed_text(values, "reason"), MAX_REASON)
     await change_amount(
         conn,
         press.interrupt_id,
         person,
-        amount=typed(values, "amount"),
+        amount=typed_text(values, "amount"),
         reason=reason,
         door="slack",
         request_hash=press.request_hash,

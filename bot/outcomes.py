@@ -6,10 +6,9 @@ Five ends without a payment have five words: rejected, expired, withdrawn, super
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from decimal import Decimal
 
 from bot.answers import sentence
-from bot.kit import date, fitting, mention, safe
+from bot.kit import date, fitting, mention, money, safe
 from bot.questions import by_whom
 from flow.errors import AlreadyDecided, ApprovalExpired, FlowError
 from flow.model import Approval, Decision, Payment, Thread
@@ -55,7 +54,7 @@ def title_of(approval: Approval, thread: Thread) -> str:
 
 def asked_amount(approval: Approval) -> str:
     """The amount of a claim as it was asked for, with the currency's decimals and thousands set apart: 1,250.00 USD."""
-    return _money(approval, approval.request["amount"])
+    return money(approval.request.get("amount"), approval.request.get("currency"))
 
 
 def decision_line(decision: Decision) -> str:
@@ -142,11 +141,7 @@ def _instead(approval: Approval) -> str:
     changed = approval.changed_to or {}
     if "amount" not in changed:
         return "the same, by the policy of today"
-    return f"{_money(approval, changed['amount'])} instead of {asked_amount(approval)}"
-
-
-def _money(approval: Approval, amount: str) -> str:
-    return f"{Decimal(amount):,} {approval.request['currency']}"
+    return f"{money(changed['amount'], approval.request.get('currency'))} instead of {asked_amount(approval)}"
 
 
 def _at(at: datetime | None) -> str:

@@ -10,7 +10,7 @@ import collections
 import contextlib
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import TypeVar, get_args
@@ -21,7 +21,7 @@ from aiohttp import web
 from bot.answers import Misfilled
 from bot.forms import Filled, Form, Refused, reason_of, verdict_of
 from bot.live import Live, stream
-from bot.people import MembershipUnknown, unknown_kept, with_all_groups, with_groups
+from bot.people import MembershipUnknown, for_lists, unknown_kept, with_groups
 from bot.pool import on_pool
 from bot.shapes import ApprovalStatus
 from bot.site import Site, see_other
@@ -262,9 +262,8 @@ class _Inbox:
 
     async def _with_groups(self, person: Person) -> Person:
         """The person with all their user groups, if there are any that matter."""
-        if self._site.names_groups or await on_pool(self._site.pool, lists_groups):
-            return await with_all_groups(self._site.own_team, person)
-        return person
+        groups = self._site.names_groups or await on_pool(self._site.pool, lists_groups)
+        return await for_lists(self._site.own_team, person, groups=groups)
 
     async def _as(self, person: Person, work: Callable[[Connection, Person], Awaitable[T]]) -> T:
         """Do it on a connection, as the person with their user groups if it takes those. Raises MembershipUnknown."""
@@ -286,6 +285,8 @@ class _Inbox:
             groups = tuple(filter(is_group, approval.approvers))
             if groups and not person.groups_known:
                 raise GroupsUnknown(person.name, groups)
+            if person.full_member is None and may_see(approval, replace(person, full_member=True), ()):
+                raise GroupsUnknown(person.name)
             raise UnknownApproval(interrupt_id)
         return approval
 

@@ -15,6 +15,7 @@ from flow.errors import FlowError, GroupsUnknown
 from flow.model import Approval, Person
 from flow.policy import is_member
 from flow.standing import askers_of
+from flow.text import some_of
 
 if TYPE_CHECKING:
     from bot.groups import OwnTeam
@@ -27,7 +28,7 @@ class MembershipUnknown(FlowError):
 
     def __init__(self, groups: Sequence[str] = ()) -> None:
         self.groups = tuple(groups)
-        wanted = f"who is in {', '.join(groups)}" if groups else "who you are"
+        wanted = f"who is in {some_of(groups)}" if groups else "who you are"
         super().__init__(f"Slack did not say {wanted}: click again in a moment")
 
 
@@ -102,17 +103,29 @@ async def unknown_kept(
         raise
 
 
-async def with_all_groups(own_team: OwnTeam | None, person: Person) -> Person:
-    """The person with all their user groups, for lists of what waits for them.
+async def for_lists(own_team: OwnTeam | None, person: Person, *, groups: bool) -> Person:
+    """The person as lists of what waits for them take them: with all their user groups, if any `groups` matter; and, if
+    they decide for somebody else, with whether they are a full member.
 
-    If Slack does not say, `groups_known` is False: then a list is shorter, and nobody is kept from it.
+    If Slack does not say, `groups_known` is False, or `full_member` None: then a list is shorter, and nobody is kept
+    from it.
     """
-    if own_team is None or member_of(person) is None:
+    if member_of(person) is None:
         return person
-    try:
-        return replace(person, names=person.names | await own_team.groups_of(person))
-    except MembershipUnknown:
-        return replace(person, groups_known=False)
+    if own_team is None:
+        return replace(person, full_member=False)
+    known = person
+    if groups:
+        try:
+            known = replace(known, names=known.names | await own_team.groups_of(person))
+        except MembershipUnknown:
+            known = replace(known, groups_known=False)
+    if person.acts_for:
+        try:
+            known = replace(known, full_member=await own_team.has(person))
+        except MembershipUnknown:
+            known = replace(known, full_member=None)
+    return known
 
 
 def own_member(name: str, own_team: Collection[str]) -> str | None:

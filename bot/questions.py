@@ -8,11 +8,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from decimal import Decimal
 from typing import Any
 
 from bot.answers import STEPS, Typed
-from bot.kit import BUTTON, FIELD, HEADER, SECTION_TEXT, Block, as_dict, as_text, label, safe, told
+from bot.kit import (
+    BUTTON,
+    FIELD,
+    SECTION_TEXT,
+    Block,
+    as_dict,
+    as_text,
+    form_field,
+    label,
+    money,
+    safe,
+    text_input,
+    told,
+)
 from flow.model import Approval, Thread
 from flow.questions import Action, Question, Step
 from flow.text import visible_json
@@ -45,7 +57,7 @@ def subject_of(question: Question) -> str:
 
 def amount_of(question: Question) -> str:
     """With thousands set apart; empty if it is about no amount."""
-    return f"{Decimal(question.amount):,} {question.currency}" if question.amount else ""
+    return money(question.amount, question.currency) if question.amount else ""
 
 
 def question_blocks(question: Question) -> list[Block]:
@@ -149,28 +161,16 @@ def _form_blocks(action: Action, number: int) -> Iterator[Block]:
     if steps != list(action.allowed):
         yield label("Its arguments are too long to be edited here: see the page.")
     choices = [{"text": told(STEPS[step], BUTTON), "value": step} for step in steps]
-    select: Block = {"type": "static_select", "action_id": f"step-{number}", "options": choices}
+    select: Block = {"type": "static_select", "options": choices}
     # One of several must be chosen: what nobody chose is no decision.
     only = {"initial_option": choices[0]} if len(choices) == 1 else {}
-    yield _input(f"step-{number}", "What becomes of it?", select | only)
+    yield form_field(f"step-{number}", "What becomes of it?", select | only)
     if "edit" in steps:
-        area = {"type": "plain_text_input", "action_id": f"args-{number}", "multiline": True, "initial_value": args}
-        yield _input(f"args-{number}", "Arguments, as JSON", area, optional=True)
+        yield text_input(f"args-{number}", "Arguments, as JSON", optional=True, multiline=True, initial_value=args)
     if {"respond", "reject"} & set(steps):
-        area = {"type": "plain_text_input", "action_id": f"message-{number}", "multiline": True}
-        yield _input(f"message-{number}", "Message", area, optional=True)
+        yield text_input(f"message-{number}", "Message", optional=True, multiline=True)
 
 
 def _steps(action: Action) -> list[Step]:
     """Those that the form can offer."""
     return [step for step in action.allowed if step != "edit" or len(visible_json(action.args)) <= _INPUT]
-
-
-def _input(block_id: str, text: str, element: Block, *, optional: bool = False) -> Block:
-    return {
-        "type": "input",
-        "block_id": block_id,
-        "label": told(text, HEADER),
-        "element": element,
-        "optional": optional,
-    }

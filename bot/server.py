@@ -14,6 +14,7 @@ from aiohttp.web import Application, AppRunner, RouteDef, TCPSite, get
 
 from bot.api import build_api
 from bot.deliver import Deliverer
+from bot.desk import Audience
 from bot.groups import OwnTeam, check_groups, groups_in
 from bot.links import link_routes
 from bot.live import Live
@@ -32,7 +33,7 @@ from bot.webhooks_out import WebhookDeliverer
 from flow.assess import adviser_of
 from flow.database import check_locks
 from flow.errors import SettingError
-from flow.policy import policy_of
+from flow.policy import is_group, policy_of
 from flow.providers import provider_of
 from flow.sessions import session_secret
 from flow.settings import Settings
@@ -102,9 +103,9 @@ async def _site(settings: Settings, url: str, checks: dict[str, Check], *, web: 
             client = await stack.enter_async_context(slack_client(settings))
             own_team = OwnTeam(client)
             await check_token(own_team)
-            await check_groups(own_team, _groups(settings))
+            await check_groups(own_team, [*_groups(settings), *filter(is_group, settings.filer_names)])
             bolt = build_bolt(
-                client, pool, own_team, background, viewers=settings.viewer_names, public_url=settings.public_url
+                client, pool, own_team, background, audience=_audience(settings), public_url=settings.public_url
             )
             if settings.slack_app_token is not None:
                 socket = SocketMode(bolt, client, settings.slack_app_token.get_secret_value(), background)
@@ -151,6 +152,10 @@ async def _pages(
         routes += slack_login_routes(site, provider, http, own_team.keys if own_team else _no_team)
     log.info("the inbox is at %s/approvals", base)
     return [*routes, get("/static/{name}", static_files())]
+
+
+def _audience(settings: Settings) -> Audience:
+    return Audience(viewers=settings.viewer_names, filers=settings.filer_names, names_groups=bool(_groups(settings)))
 
 
 def _groups(settings: Settings) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.blocks import Click, parse_click
-from bot.desk import Desk
+from bot.desk import Audience, Desk
 from bot.door import NO_BUTTON, Door, NotRecorded
 from bot.groups import OwnTeam
 from bot.heard import is_for_home
@@ -95,7 +95,7 @@ def build_bolt(
     own_team: OwnTeam,
     background: Background,
     *,
-    viewers: frozenset[str] = frozenset(),
+    audience: Audience | None = None,
     public_url: str | None = None,
 ) -> AsyncApp:
     """The Bolt app. It does no verifying (see `slack_events`) and answers when its listener has returned."""
@@ -118,7 +118,7 @@ def build_bolt(
         return await _decide(door, click)
 
     # First: it hears the presses of its own buttons alone.
-    desk = Desk(door, viewers=viewers)
+    desk = Desk(door, audience or Audience())
     hear_home(bolt, desk, decide=decide_click)
     _hear_clicks(bolt, door)
     hear_modals(bolt, door, sent=desk.show_again)
@@ -133,7 +133,7 @@ def build_bolt(
             door.tell(body, respond, f"⚠️ {error}")
         else:
             log.error("a request from Slack failed", exc_info=error)
-            door.tell(body, respond, "⚠️ Your click was not recorded. Please click again in a moment.")
+            door.tell(body, respond, "⚠️ That did not work. Please try again in a moment: twice is once.")
         return BoltResponse(status=503, body="not recorded")
 
     return bolt

@@ -21,9 +21,9 @@ from slack_bolt.response import BoltResponse
 from bot import filing, home
 from bot.away import COMMAND
 from bot.blocks import Click, parse_click, parse_press
-from bot.desk import FROM_HOME, Desk
+from bot.desk import Desk
 from bot.door import NotRecorded
-from bot.heard import is_in_home, is_in_list, pressed_value, visitor_of
+from bot.heard import Origin, is_in_home, is_in_list, origin_in, origin_of, pressed_value, visitor_of
 from bot.home import Chosen, Ways, parse_ways
 from bot.kit import as_dict, as_text
 from bot.lists import Turn, parse_turn
@@ -37,6 +37,7 @@ def hear_home(bolt: AsyncApp, desk: Desk, *, decide: Decide) -> None:
     _hear_home_tab(bolt, desk, decide)
     _hear_bulk(bolt, desk, decide)
     _hear_lists(bolt, desk, decide)
+    _hear_command(bolt, desk)
     _hear_filing(bolt, desk)
 
 
@@ -96,8 +97,7 @@ def _hear_bulk(bolt: AsyncApp, desk: Desk, decide: Decide) -> None:
             await ack()
             desk.publish_later(visitor, _ways_of(body), said=["⚠️ Nothing is ticked."])
             return None
-        if not await desk.open(body, home.bulk_view(chosen)):
-            return BoltResponse(status=503, body="not opened")
+        await desk.open_bulk(body, chosen)
         await ack()
         return None
 
@@ -131,20 +131,6 @@ def _hear_lists(bolt: AsyncApp, desk: Desk, decide: Decide) -> None:
             body.pop("message", None)
         await next()
 
-    @bolt.command(COMMAND)
-    async def hear_command(ack: AsyncAck, body: dict[str, Any]) -> BoltResponse | None:
-        visitor = visitor_of(body)
-        if visitor is None:
-            return BoltResponse(status=400, body=_NOT_OURS)
-        word, _, rest = as_text(body.get("text")).strip().partition(" ")
-        if word.lower() == "new":
-            opened = await desk.open(body, filing.new_claim_view(as_text(body.get("response_url"))))
-            await (ack() if opened else ack(text=_NOT_OPENED, response_type="ephemeral"))
-            return None
-        text, blocks = await desk.answer(visitor, word.lower(), rest)
-        await ack(text=text, blocks=blocks, response_type="ephemeral")
-        return None
-
     @bolt.action(_PAGES)
     async def turn(ack: AsyncAck, body: dict[str, Any], respond: AsyncRespond) -> None:
         await ack()
@@ -165,23 +151,32 @@ def _hear_lists(bolt: AsyncApp, desk: Desk, decide: Decide) -> None:
         return None
 
 
-_NOT_OPENED = "⚠️ The form could not be opened. Please try again in a moment."
+def _hear_command(bolt: AsyncApp, desk: Desk) -> None:
+    @bolt.command(COMMAND)
+    async def hear_command(ack: AsyncAck, body: dict[str, Any]) -> BoltResponse | None:
+        visitor = visitor_of(body)
+        if visitor is None:
+            return BoltResponse(status=400, body=_NOT_OURS)
+        word, _, rest = as_text(body.get("text")).strip().partition(" ")
+        if word.lower() == "new":
+            try:
+                await desk.open_form(body, Origin(response_url=as_text(body.get("response_url"))))
+            except NotRecorded as exc:
+                await ack(text=f"⚠️ {exc}", response_type="ephemeral")
+            else:
+                await ack()
+            return None
+        text, blocks = await desk.answer(visitor, word.lower(), rest)
+        await ack(text=text, blocks=blocks, response_type="ephemeral")
+        return None
 
 
 def _hear_filing(bolt: AsyncApp, desk: Desk) -> None:
     @bolt.shortcut(filing.SHORTCUT)
-    async def open_from_shortcut(ack: AsyncAck, body: dict[str, Any]) -> BoltResponse | None:
-        if not await desk.open(body, filing.new_claim_view()):
-            return BoltResponse(status=503, body="not opened")
-        await ack()
-        return None
-
     @bolt.action("new-claim")
-    async def open_from_tab(ack: AsyncAck, body: dict[str, Any]) -> BoltResponse | None:
-        if not await desk.open(body, filing.new_claim_view(FROM_HOME)):
-            return BoltResponse(status=503, body="not opened")
+    async def open_form(ack: AsyncAck, body: dict[str, Any]) -> None:
+        await desk.open_form(body, origin_of(body))
         await ack()
-        return None
 
     @bolt.view(filing.FORM)
     async def file(ack: AsyncAck, body: dict[str, Any]) -> BoltResponse | None:
@@ -199,5 +194,5 @@ def _hear_filing(bolt: AsyncApp, desk: Desk) -> None:
             await ack(response_action="errors", errors={"amount": refusal})
             return None
         await ack()
-        desk.tell_later(visitor, as_text(view.get("private_metadata")), filing.filed_note(thread_id, new))
+        desk.tell_later(visitor, origin_in(as_text(view.get("private_metadata"))), filing.filed_note(thread_id, new))
         return None

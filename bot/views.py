@@ -1,4 +1,4 @@
-"""Small modals as Block Kit, and what was typed into them: pure functions.
+"""Small modals as Block Kit: pure functions.
 
 Each begins as a skeleton, since the right to open one is gone after three seconds, and gets its content afterwards.
 Formats: https://api.slack.com/reference/surfaces/views
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from bot.blocks import facts_of, subject_in
-from bot.kit import HEADER, SECTION_TEXT, Block, as_dict, as_text, told
+from bot.kit import HEADER, SECTION_TEXT, Block, cut, text_input, told
 from flow.model import Approval
 
 # The forms' `callback_id`s.
@@ -35,33 +35,25 @@ def in_words(title: str, text: str) -> View:
 
 def reject_form(approval: Approval, value: str) -> View:
     """Asks for the reason of a rejection; `value` comes back with it."""
-    hint = "Whoever asked for it will read this."
-    return modal(
-        REJECT, "Reject", [*_asked(approval), _reason("Why? (optional)", hint)], submit="Reject", metadata=value
-    )
+    reason = _reason("Whoever asked for it will read this.")
+    return modal(REJECT, "Reject", [*_asked(approval), reason], submit="Reject", metadata=value)
 
 
 def amount_form(approval: Approval, value: str) -> View:
     """Asks for another amount."""
     request = approval.request
-    amount: Block = {
-        "type": "plain_text_input",
-        "action_id": "amount",
-        "initial_value": str(request["amount"]),
-        "max_length": _AMOUNT_TEXT,
-    }
+    amount = text_input(
+        "amount",
+        f"Amount in {request['currency']}",
+        initial_value=cut(str(request["amount"]), _AMOUNT_TEXT),
+        max_length=_AMOUNT_TEXT,
+    )
     blocks = [
         *_asked(approval),
-        _input("amount", f"Amount in {request['currency']}", amount),
-        _reason("Why? (optional)", "The request is made anew with this amount, and approved anew."),
+        amount,
+        _reason("The request is made anew with this amount, and approved anew."),
     ]
     return modal(AMOUNT, "Change amount", blocks, submit="Ask anew", metadata=value)
-
-
-def typed(values: Any, name: str) -> str:
-    """The text of one field, from the submission's `state.values`, whatever else is in there."""
-    text = as_text(as_dict(as_dict(as_dict(values).get(name)).get(name)).get("value"))
-    return text.replace("\r\n", "\n").strip()
 
 
 def modal(
@@ -90,22 +82,5 @@ def _asked(approval: Approval) -> list[Block]:
     ]
 
 
-def _reason(label: str, hint: str) -> Block:
-    area: Block = {
-        "type": "plain_text_input",
-        "action_id": "reason",
-        "multiline": True,
-        "max_length": MAX_REASON,
-    }
-    return _input("reason", label, area, optional=True, hint=hint)
-
-
-def _input(block_id: str, label: str, element: Block, *, optional: bool = False, hint: str = "") -> Block:
-    block: Block = {
-        "type": "input",
-        "block_id": block_id,
-        "label": told(label, HEADER),
-        "element": element,
-        "optional": optional,
-    }
-    return block | ({"hint": told(hint, HEADER)} if hint else {})
+def _reason(hint: str) -> Block:
+    return text_input("reason", "Why? (optional)", optional=True, hint=hint, multiline=True, max_length=MAX_REASON)

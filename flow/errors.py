@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from flow.text import some_of
+
 
 class FlowError(Exception):
     """Base of everything that this project raises on purpose."""
@@ -90,7 +92,7 @@ class GroupsUnknown(NotAllowed):
 
     def __init__(self, person: str, groups: Sequence[str] = ()) -> None:
         self.groups = tuple(groups)
-        super().__init__(person, f"nobody has said whether they are in {', '.join(groups) or 'our team'}")
+        super().__init__(person, f"nobody has said whether they are in {some_of(groups) or 'our team'}")
 
 
 class PageNeeded(FlowError):

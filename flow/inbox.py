@@ -1,5 +1,5 @@
-"""What a person sees in the inbox: approvals that name them, or somebody they stand in for, requests that they filed,
-or everything for a viewer.
+"""What a person sees in the inbox: approvals that name them, or somebody they stand in for, or that they have decided,
+requests that they filed, or everything for a viewer.
 
 Whom a person stands in for is in their `acts_for`: see `flow.delegations.with_absent`.
 """
@@ -26,6 +26,9 @@ from flow.threads import threads_of
 
 View = Literal["mine", "all", "history"]
 
+# As far as what waits for one person is counted: more is too many, whatever the number.
+MOST_COUNTED = 100
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -50,7 +53,8 @@ def may_see(approval: Approval, person: Person, viewers: Collection[str]) -> boo
         names_person(viewers, person)
         or names_person(approval.approvers, person)
         or is_requester(approval.requested_by, person)
-        or any(_stands_in(approval, absent) for absent in person.acts_for)
+        or any(decision.person == person.key for decision in approval.decisions)
+        or any(person.full_member and _stands_in(approval, absent) for absent in person.acts_for)
     )
 
 
@@ -101,9 +105,17 @@ async def find(
     before: tuple[datetime, str] | None = None,
 ) -> list[Approval]:
     """The approvals that this person sees and looks for, newest first; those after `before`."""
-    conditions = [_view(search.view, person), *_seen(person, viewers), *_conditions(search)]
-    where = sql.SQL(" AND ").join(conditions)
+    seen, page = _seen(person, viewers), newest(("requested_at", "interrupt_id"), before)
+    where = sql.SQL(" AND ").join([_view(search.view, person), *seen, page.where, *_conditions(search)])
+    if seen:
+        # By the indexes of names, and sorted then: along the index of times the database would read everybody's, for
+        # whoever has little. OFFSET 0 keeps it from that.
+        where = sql.SQL(
+            "interrupt_id = ANY(ARRAY(SELECT interrupt_id FROM (SELECT interrupt_id, requested_at FROM approvals"
+            " WHERE {} OFFSET 0) AS own ORDER BY requested_at DESC, interrupt_id LIMIT %(limit)s))"
+        ).format(where)
     values = _person_values(person) | {
+        "wanted": search.status,
         "at_least": search.at_least,
         "at_most": search.at_most,
         "requester": search.requester,
@@ -112,22 +124,22 @@ async def find(
         "thread": search.thread,
         "words": search.words,
     }
-    return await latest_approvals(
-        conn, status=search.status, limit=limit, before=before, only=Page(where=where, values=values)
-    )
+    return await latest_approvals(conn, status=None, limit=limit, before=before, only=Page(where=where, values=values))
 
 
 async def count_mine(conn: Connection, person: Person) -> int:
-    """How many approvals wait for this person."""
-    query = sql.SQL("SELECT count(*) AS n FROM approvals WHERE {}").format(_mine(person))
-    row = await (await conn.execute(query, _person_values(person))).fetchone()
+    """How many approvals wait for this person, up to MOST_COUNTED."""
+    query = sql.SQL("SELECT count(*) AS n FROM (SELECT FROM approvals WHERE {} LIMIT %(most)s) AS mine").format(
+        _mine(person)
+    )
+    row = await (await conn.execute(query, _person_values(person) | {"most": MOST_COUNTED})).fetchone()
     assert row is not None
     return int(row["n"])
 
 
 async def lists_groups(conn: Connection) -> bool:
-    """Whether anything that waits lists a Slack user group: only then does it matter who is in which."""
-    query = "SELECT EXISTS (SELECT FROM approvals WHERE status = 'pending' AND lists_group(approvers)) AS found"
+    """Whether any approval lists a Slack user group: only then does it matter who is in which."""
+    query = "SELECT EXISTS (SELECT FROM approvals WHERE lists_group(approvers)) AS found"
     row = await (await conn.execute(query)).fetchone()
     assert row is not None
     return bool(row["found"])
@@ -138,11 +150,14 @@ async def find_threads(
 ) -> list[Thread]:
     """What this person filed, newest first, whether or not it needed an approval; those after `before`."""
     page = newest(("created_at", "thread_id"), before)
+    # For each name on its own the index has them in this order; for all names at once it has none, and the newest of
+    # everybody's would be read through.
     query = sql.SQL(
-        "SELECT thread_id FROM threads WHERE lower(requested_by) = ANY(%(lowered)s) AND {}"
-        " ORDER BY created_at DESC, thread_id LIMIT %(limit)s"
+        "SELECT thread_id FROM unnest(%(lowered)s::text[]) AS name CROSS JOIN LATERAL (SELECT thread_id, created_at"
+        " FROM threads WHERE lower(requested_by) = name AND {} ORDER BY created_at DESC, thread_id LIMIT %(limit)s)"
+        " AS filed ORDER BY created_at DESC, thread_id LIMIT %(limit)s"
     ).format(page.where)
-    rows = await conn.execute(query, {"limit": limit, **page.values, **_person_values(person)})
+    rows = await conn.execute(query, {"limit": limit, **page.values, "lowered": _lowered(person.names)})
     ids = [row["thread_id"] for row in await rows.fetchall()]
     found = await threads_of(conn, ids)
     return [found[thread_id] for thread_id in ids]
@@ -152,9 +167,9 @@ async def find_threads(
 
 _REQUESTED = sql.SQL("lower(approvals.requested_by) = ANY(%(lowered)s)")
 _NAMED = sql.SQL("approvers && %(names)s::text[]")
-# Nobody may, for whom any of this is not so; whoever stands in for somebody stands where they do.
+# An array, and no subquery of each row: an index finds its ids, beside those by approver and by requester.
+_DECIDED = sql.SQL("interrupt_id = ANY(ARRAY(SELECT d.interrupt_id FROM decisions d WHERE d.person = %(person)s))")
 _ASKS = sql.SQL("({} OR raised_by && %(names)s::text[])").format(_REQUESTED)
-_MAY = sql.SQL("(self_approval OR NOT {})").format(_ASKS)
 _HAS_GROUP = sql.SQL("lists_group(approvers)")
 _STANDS_IN = (
     "(approvers && {names}::text[] AND NOT lower(approvals.requested_by) = ANY({lowered})"
@@ -175,23 +190,32 @@ def _view(view: View, person: Person) -> sql.Composable:
 
 
 def _mine(person: Person) -> sql.Composable:
-    """What this person can decide now and has not: by their own name, else for one of those who are away."""
-    own = sql.SQL("WHEN {} THEN {}").format(_NAMED, sql.SQL(_NOT_VOTED).format(voice=sql.Placeholder("voice")))
+    """What this person can decide now and has not, as `check_person` says it.
+
+    By their own name; else for any of those who are away whose vote is missing: if they ask for it themselves they lend
+    nobody's voice, whatever the policy lets them do with their own.
+    """
+    own = sql.SQL("WHEN {} THEN (self_approval OR NOT {}) AND {}").format(_NAMED, _ASKS, _not_voted("voice"))
     # Whether their own voice is asked for is not known, and so neither whether they may lend it.
     unknown = [] if person.groups_known else [sql.SQL("WHEN {} THEN false").format(_HAS_GROUP)]
-    # Whoever asks for it gives nobody's voice but, where they may, their own.
-    lent = [sql.SQL("WHEN {} THEN false").format(_ASKS)] if person.acts_for else []
-    others = [
-        sql.SQL("WHEN {} AND {} THEN true").format(
-            _stands_in_for(number), sql.SQL(_NOT_VOTED).format(voice=sql.Placeholder(f"voice_{number}"))
-        )
-        for number in range(len(person.acts_for))
+    lent = [
+        sql.SQL("WHEN {} AND {} THEN NOT {}").format(_stands_in_for(number), _not_voted(f"voice_{number}"), _ASKS)
+        for number in _lenders(person)
     ]
     return sql.SQL(
-        "approvals.status = 'pending' AND approvers && %(any_names)s::text[] AND {}"
+        "approvals.status = 'pending' AND approvers && %(any_names)s::text[]"
         " AND (expires_at IS NULL OR expires_at > clock_timestamp()"
         " OR (on_expiry = 'escalate' AND escalated_at IS NULL)) AND CASE {} ELSE false END"
-    ).format(_MAY, sql.SQL(" ").join([own, *unknown, *lent, *others]))
+    ).format(sql.SQL(" ").join([own, *unknown, *lent]))
+
+
+def _lenders(person: Person) -> range:
+    """The places of those who are away in `acts_for`: nobody lends a voice to somebody who is not known to be of us."""
+    return range(len(person.acts_for) if person.full_member else 0)
+
+
+def _not_voted(voice: str) -> sql.Composable:
+    return sql.SQL(_NOT_VOTED).format(voice=sql.Placeholder(voice))
 
 
 def _stands_in_for(number: int) -> sql.Composable:
@@ -202,8 +226,8 @@ def _stands_in_for(number: int) -> sql.Composable:
 def _seen(person: Person, viewers: Collection[str]) -> list[sql.Composable]:
     if names_person(viewers, person):
         return []
-    others = map(_stands_in_for, range(len(person.acts_for)))
-    return [sql.SQL("({})").format(sql.SQL(" OR ").join([_NAMED, _REQUESTED, *others]))]
+    others = map(_stands_in_for, _lenders(person))
+    return [sql.SQL("({})").format(sql.SQL(" OR ").join([_NAMED, _REQUESTED, _DECIDED, *others]))]
 
 
 def _person_values(person: Person) -> dict[str, Any]:
@@ -224,7 +248,8 @@ def _person_values(person: Person) -> dict[str, Any]:
 
 
 def _lowered(names: Collection[str]) -> list[str]:
-    return [name.lower() for name in names]
+    """Each once: U01ALICE and u01alice are one requester."""
+    return sorted({name.lower() for name in names})
 
 
 # A request of another flow may have no amount. What it has is looked for in its words, not in our names for them.
@@ -241,6 +266,7 @@ _ANYWHERE = (
 def _conditions(search: Search) -> list[sql.Composable]:
     """One for each field that is filled in."""
     wanted: list[tuple[object, sql.Composable]] = [
+        (search.status, sql.SQL("approvals.status = %(wanted)s")),
         (search.at_least is not None, sql.SQL("{} >= %(at_least)s").format(_AMOUNT)),
         (search.at_most is not None, sql.SQL("{} <= %(at_most)s").format(_AMOUNT)),
         (search.requester, sql.SQL("strpos(lower(approvals.requested_by), lower(%(requester)s)) > 0")),

@@ -36,6 +36,8 @@ class Settings(BaseSettings):
     # Who must approve what. Unset: policy.toml, if there is one, else one tier of APPROVERS.
     policy_file: Path | None = None
     approvers: str = ""
+    # Who may file claims in Slack. Unset: every full member of the team.
+    filers: str = ""
 
     slack_bot_token: SecretStr | None = None
     # One of the two: signed HTTP requests, or Socket Mode.
@@ -123,6 +125,17 @@ class Settings(BaseSettings):
         for name in _split(approvers):
             approver_name(name)
         return approvers
+
+    @field_validator("filers")
+    @classmethod
+    def _names_filers(cls, filers: str) -> str:
+        for name in _split(filers):
+            if not _FILER.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} files nothing in Slack: write U01ALICE or slack:T01TEAM/U01ALICE (member ids), @finance"
+                    " or S01FIN (user groups), or alice@example.com"
+                )
+        return filers
 
     @field_validator("inbox_viewers")
     @classmethod
@@ -289,6 +302,10 @@ class Settings(BaseSettings):
         return tuple(map(_lowered, _split(self.approvers)))
 
     @property
+    def filer_names(self) -> frozenset[str]:
+        return frozenset(map(_lowered, _split(self.filers)))
+
+    @property
     def viewer_names(self) -> frozenset[str]:
         return frozenset(map(_lowered, _split(self.inbox_viewers)))
 
@@ -298,8 +315,9 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # How people are written: Slack members, people with an address, people of a webhook's endpoint, and programs with a
 # token.
 _MEMBER = r"[UW][A-Z0-9]{2,}|slack:[TE][A-Z0-9]{2,}/[UW][A-Z0-9]{2,}"
+_FILER = re.compile(rf"{_MEMBER}|S[A-Z0-9]{{2,}}|@[a-z0-9][a-z0-9._-]{{0,79}}|(?:mail:)?{ADDRESS.pattern}")
 _APPROVER = re.compile(
-    rf"{_MEMBER}|S[A-Z0-9]{{2,}}|@[a-z0-9][a-z0-9._-]{{0,79}}|(?:mail:)?{ADDRESS.pattern}"
+    rf"{_FILER.pattern}"
     r"|webhook:[a-z0-9][a-z0-9-]{0,62}:[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}|api:[a-z0-9][a-z0-9-]{0,62}"
 )
 _VIEWER = re.compile(rf"{_MEMBER}|(?:mail:)?{ADDRESS.pattern}|cli:\S{{1,200}}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from flow.errors import GroupsUnknown, NotAllowed
 from flow.model import Absent, Approval, Person
 from flow.policy import is_group, is_requester, names_person
-from flow.text import bare_name
+from flow.text import bare_name, some_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +49,10 @@ def check_person(approval: Approval, person: Person) -> Standing:
             assert lent.absent is not None
             raise NotAllowed(person.name, f"only a full member of this workspace decides for {lent.absent.name}")
         return lent
-    who = ", ".join(approval.approvers) or (
+    who = some_of(approval.approvers) or (
         "nobody is, so only the command line can: set APPROVERS, or the tier's approvers"
     )
     raise NotAllowed(person.name, f"not on the list of approvers ({who})")
-
-
-def askers_of(approval: Approval) -> tuple[str, ...]:
-    """Names of those who do not decide it because they ask for it: whoever filed it, and whoever raised its amount."""
-    return () if approval.self_approval else (approval.requested_by, *approval.raised_by)
 
 
 def _lent(approval: Approval, person: Person) -> Standing | None:
@@ -72,6 +67,11 @@ def _order(standing: Standing, given: Mapping[str, str], person: Person) -> int:
     assert standing.absent is not None
     by = given.get(bare_name(standing.absent.key))
     return 1 if by is None else 0 if by == person.key else 2
+
+
+def askers_of(approval: Approval) -> tuple[str, ...]:
+    """Names of those who do not decide it because they ask for it: whoever filed it, and whoever raised its amount."""
+    return () if approval.self_approval else (approval.requested_by, *approval.raised_by)
 
 
 def escalates(approval: Approval) -> bool:

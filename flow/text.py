@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import unicodedata
+from collections.abc import Sequence
 from typing import Any
 
 # A mail address, as far as we take them: no quotes, no comments, nothing that a header could be broken with.
@@ -31,6 +32,12 @@ def digest(value: Any) -> str:
 def bare_name(name: str) -> str:
     """A person without the kind or the team of their name, as far as two ways to write one can be told."""
     return re.sub(r"^(?:mail:|slack:[TE][A-Z0-9]+/)", "", name)
+
+
+def some_of(names: Sequence[str], most: int = 20) -> str:
+    """The names in a sentence; of a long list the first, and how many more there are."""
+    more = [f"and {len(names) - most} more"] if len(names) > most else []
+    return ", ".join([*names[:most], *more])
 
 
 def visible(text: str) -> str:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
+from bot.desk import Audience
 from tests.local_slack import CHANNEL
 from tests.rows import until
 from tests.services import QuietSlack
-from tests.slack_door import Answered, Caller, bot_in_process, client_of
+from tests.slack_door import Answered, Caller, bot_in_process, client_of, content_of
 from tests.slack_requests import JSON, SlackRequest, payload_body
 
 TEAM = "T01TEST"
@@ -66,7 +67,7 @@ class Member:
 
     async def command(self, text: str = "", **fields: str) -> dict[str, Any]:
         """Type `/claims text`: what is answered, to them alone."""
-        body = command_body(text, user=self.id, response_url=self.bot.response_url, **fields)
+        body = command_body(text, user=self.id, **{"response_url": self.bot.response_url} | fields)
         answered = await self.bot.click(body)
         assert answered.status == 200, answered
         said: dict[str, Any] = json.loads(answered.body) if answered.body else {}
@@ -137,6 +138,14 @@ class Member:
         reply = await self.bot.reply()
         assert (reply["response_type"], reply["replace_original"]) == ("ephemeral", True)
         return reply
+
+    async def modal(self) -> dict[str, Any]:
+        """The modal that was opened last, once it is filled."""
+
+        async def views() -> list[dict[str, Any]]:
+            return self.slack.views
+
+        return await content_of(views)
 
     async def shortcut(self, trigger_id: str = "1.2.a") -> Answered:
         payload = {"type": "shortcut", "callback_id": "new_claim", "action_ts": "1.1", "trigger_id": trigger_id}
@@ -221,13 +230,13 @@ def actions_in(shown: dict[str, Any], block_id: str) -> list[str]:
 
 @contextlib.asynccontextmanager
 async def member_at_a_bot(
-    database_url: str, *, public_url: str | None = None, viewers: frozenset[str] = frozenset()
+    database_url: str, *, public_url: str | None = None, audience: Audience | None = None
 ) -> AsyncIterator[Member]:
     """Alice, in front of a bot that runs in this process."""
     async with (
         QuietSlack() as slack,
         client_of(slack.url) as client,
-        bot_in_process(database_url, client, public_url=public_url, viewers=viewers) as url,
+        bot_in_process(database_url, client, public_url=public_url, audience=audience) as url,
         Caller(url) as caller,
     ):
         yield Member(bot=caller, slack=slack)

@@ -43,7 +43,8 @@ class QuietSlack:
     `messages` are those that stand in the channel, as they were written last, by ts; `views` the modals that were
     opened, as they are now; `opened` what they showed at first; `homes` the Home views that were published, with whose
     they are. What a trigger id is called, opening fails with: "expired_trigger_id" has expired. `zones` are people's
-    time zones; without one `users.info` never answers. `kinds` are what else it says of them.
+    time zones, `kinds` what else `users.info` says of them, `groups` the user groups by id and handle; of those in
+    `silent` it never says anything. `busy` are the Retry-After of the next Homes, which are not taken.
     """
 
     def __init__(self) -> None:
@@ -54,7 +55,10 @@ class QuietSlack:
         # Whether whoever opened a modal has closed it by the time it is filled.
         self.closes_modals = False
         self.homes: list[tuple[str, dict[str, Any]]] = []
-        self.zones: dict[str, str] = {"U02BOB": "UTC", "U03CAROL": "UTC"}
+        self.zones: dict[str, str] = {}
+        self.silent: set[str] = set()
+        self.groups: dict[tuple[str, str], list[str]] = {}
+        self.busy: list[int] = []
         self.kinds: dict[str, dict[str, Any]] = {}
         # What posting at a place fails with.
         self.refuses: dict[str, str] = {}
@@ -70,6 +74,7 @@ class QuietSlack:
             "views.update": self._change_view,
             "views.publish": self._publish,
             "users.info": self._user,
+            "usergroups.list": self._groups,
             "conversations.history": self._history,
             "conversations.replies": self._history,
         }.items():
@@ -132,16 +137,23 @@ class QuietSlack:
 
     async def _publish(self, request: web.Request) -> web.Response:
         asked = await request.json()
+        if self.busy:
+            headers = {"Retry-After": str(self.busy.pop(0))}
+            return web.json_response({"ok": False, "error": "ratelimited"}, status=429, headers=headers)
         self.homes.append((asked["user_id"], asked["view"]))
         return web.json_response({"ok": True, "view": {"id": "V2"}})
 
     async def _user(self, request: web.Request) -> web.Response:
         user = request.query["user"]
-        if user not in self.zones:
+        if user in self.silent:
             await asyncio.Event().wait()
         kind = {"deleted": False, "is_bot": False, "is_restricted": False, "is_ultra_restricted": False}
-        known = {"id": user, "team_id": "T01TEST", "tz": self.zones[user], **kind} | self.kinds.get(user, {})
+        known = {"id": user, "team_id": "T01TEST", "tz": self.zones.get(user), **kind} | self.kinds.get(user, {})
         return web.json_response({"ok": True, "user": known})
+
+    async def _groups(self, _: web.Request) -> web.Response:
+        groups = [{"id": id_, "handle": name, "users": users} for (id_, name), users in self.groups.items()]
+        return web.json_response({"ok": True, "usergroups": groups})
 
     async def _history(self, _: web.Request) -> web.Response:
         return web.json_response({"ok": True, "messages": list(self.messages.values()), "has_more": False})

@@ -14,6 +14,7 @@ import aiohttp
 from aiohttp import web
 from slack_sdk.web.async_client import AsyncWebClient
 
+from bot.desk import Audience
 from bot.groups import OwnTeam
 from bot.pool import pool_of
 from bot.slack import Background, build_bolt, slack_events
@@ -201,13 +202,13 @@ async def bot_in_process(
     database_url: str,
     client: AsyncWebClient,
     *,
-    viewers: frozenset[str] = frozenset(),
+    audience: Audience | None = None,
     public_url: str | None = None,
 ) -> AsyncIterator[str]:
     """The URL of the web application as a service serves it. At the end, what requests left behind is finished."""
     background = Background()
     async with pool_of(database_url) as pool:
-        bolt = build_bolt(client, pool, OwnTeam(client), background, viewers=viewers, public_url=public_url)
+        bolt = build_bolt(client, pool, OwnTeam(client), background, audience=audience, public_url=public_url)
         app = build_web(slack=slack_events(bolt, SIGNING_SECRET), checks={})
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()

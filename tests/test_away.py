@@ -20,7 +20,7 @@ from flow.approvals import approval_of, decide
 from flow.database import Connection
 from flow.delegations import current, end, with_absent
 from flow.errors import BadInput, FlowError
-from flow.inbox import Search, count_mine, find, find_threads, may_see, place_named, place_of, waits_for
+from flow.inbox import MOST_COUNTED, Search, count_mine, find, find_threads, may_see, place_named, place_of, waits_for
 from flow.model import Approval, Person
 from flow.policy import Tier
 from tests.browsing import Visitor, pages_in_process, signed_in_at_once
@@ -87,14 +87,12 @@ async def test_whose_zone_slack_does_not_say_in_time_is_at_utc(
 async def test_what_cannot_be_understood_is_said_and_changes_nothing(
     alice: Member, conn: Connection, how: str, said: str
 ) -> None:
-    alice.slack.zones["U01ALICE"] = "UTC"
     answer = (await alice.command(f"away {how}"))["text"]
     assert said in answer and "<!" not in answer
     assert await all_rows(conn, "SELECT * FROM delegations") == []
 
 
 async def test_back_ends_it_and_away_alone_says_how_it_stands(alice: Member, conn: Connection) -> None:
-    alice.slack.zones["U01ALICE"] = "UTC"
     assert (await alice.command("back"))["text"] == "Nobody was deciding for you."
     await alice.command("away <@U02BOB> until tomorrow")
     assert "<@U02BOB> decides for you until" in (await alice.command("away"))["text"]
@@ -105,7 +103,6 @@ async def test_back_ends_it_and_away_alone_says_how_it_stands(alice: Member, con
 
 
 async def test_whoever_is_to_decide_is_told(alice: Member, conn: Connection) -> None:
-    alice.slack.zones["U01ALICE"] = "UTC"
     await alice.command("away <@U02BOB> until tomorrow")
 
     async def told() -> list[dict[str, Any]]:
@@ -134,7 +131,6 @@ async def test_a_guest_a_bot_and_an_outsider_is_refused_as_a_delegate(
     database_url: str, conn: Connection, tmp_path: Path, kind: dict[str, Any]
 ) -> None:
     async with member_at_a_bot(database_url) as alice:
-        alice.slack.zones["U01ALICE"] = "UTC"
         alice.slack.kinds["U02BOB"] = kind
         said = (await alice.command("away <@U02BOB> until tomorrow"))["text"]
         assert "only a full member of this workspace can decide for somebody else" in said
@@ -150,7 +146,6 @@ async def test_a_guest_a_bot_and_an_outsider_is_refused_as_a_delegate(
 
 
 async def test_another_delegate_takes_the_place_of_the_first(alice: Member, conn: Connection) -> None:
-    alice.slack.zones["U01ALICE"] = "UTC"
     for member in ("U02BOB", "U03CAROL", "U03CAROL"):
         await alice.command(f"away <@{member}> until 3 days")
     assert [each.delegate for each in await current(conn)] == ["U03CAROL"]
@@ -169,12 +164,15 @@ def _people() -> list[Person]:
     mail = Person(
         key="mail:mary@example.com", name="mary", names=frozenset({"mail:mary@example.com", "mary@example.com"})
     )
-    return [ALICE, BOB, CAROL, EVE, mail, replace(EVE, groups_known=False)]
+    unsure = [replace(EVE, groups_known=False), replace(EVE, full_member=False), replace(EVE, full_member=None)]
+    return [ALICE, BOB, CAROL, EVE, mail, *unsure]
 
 
 async def _many_requests(conn: Connection) -> list[str]:
     """Requests of every kind that who sees and decides what depends on."""
     lists = [("U01ALICE",), ("U02BOB", "mary@example.com"), ("U03CAROL", "U01ALICE"), ("S01FIN", "U01ALICE")]
+    # Two who may be away at once: one voice of theirs may be given when the other is not.
+    lists.append(("U01ALICE", "U02BOB"))
     requesters = ["cli:ann", "u01alice", BOB.key, "mail:mary@example.com"]
     ids = []
     for number, (approvers, requested_by, own) in enumerate(itertools.product(lists, requesters, (False, True))):
@@ -204,7 +202,9 @@ async def test_lists_counts_and_decisions_agree_for_everybody_and_their_delegate
         for person in _people():
             await _check_agreement(conn, approvals, person)
         # Some have voted by then.
-        for voter, interrupt_id in ((ALICE, ids[0]), (BOB, ids[8]), (EVE, ids[1]), (CAROL, ids[16])):
+        for voter, interrupt_id in (
+            (ALICE, ids[0]), (BOB, ids[8]), (EVE, ids[1]), (CAROL, ids[16]), (ALICE, ids[32]), (BOB, ids[34]),
+        ):  # fmt: skip
             if waits_for(await approval_of(conn, interrupt_id), await with_absent(conn, voter), datetime.now(UTC)):
                 await decide(conn, interrupt_id, voter, YES)
 
@@ -239,6 +239,31 @@ async def test_a_viewer_sees_everything_and_it_is_no_more_theirs_to_decide(conn:
     assert await find(conn, EVE, Search(), viewers=viewers, limit=100) == []
 
 
+async def test_whoever_has_decided_for_somebody_sees_it_when_they_are_back(conn: Connection) -> None:
+    interrupt_id = await ask(conn, tier=Tier(name="approval", approvers=("U01ALICE",)))
+    await ask(conn, "other", tier=Tier(name="approval", approvers=("U01ALICE",)))
+    await stand_in(conn, ALICE, "U66EVE")
+    await decide(conn, interrupt_id, EVE, YES)
+    async with conn.transaction():
+        await end(conn, ALICE, by=ALICE.key)
+    eve = await with_absent(conn, EVE)
+    for view in ("all", "history"):
+        found = await find(conn, eve, Search(view=view), viewers=(), limit=9)
+        assert [each.interrupt_id for each in found] == [interrupt_id]
+    assert may_see(await approval_of(conn, interrupt_id), eve, ())
+
+
+async def test_what_waits_is_counted_as_far_as_anybody_reads(conn: Connection) -> None:
+    await ask(conn, "t0")
+    await conn.execute(
+        "INSERT INTO approvals"
+        " (interrupt_id, thread_id, tier, rank, request, request_hash, requested_by, approvers, required)"
+        " SELECT md5('p' || g), thread_id, tier, rank, request, request_hash, requested_by, approvers, required"
+        " FROM approvals, generate_series(1, 150) AS g"
+    )
+    assert await count_mine(conn, ALICE) == MOST_COUNTED
+
+
 async def test_what_somebody_filed_is_found_page_by_page(conn: Connection) -> None:
     for number in range(5):
         await start_claim(conn, f"t{number}", requested_by=("U01ALICE", "u01alice", ALICE.key)[number % 3])
@@ -270,6 +295,11 @@ async def test_a_delegate_finds_it_on_the_pages_too(database_url: str, conn: Con
         page = await visitor.get(path_of(interrupt_id))
         assert page.status == 200
         await visitor.post(path_of(interrupt_id), page.form("Approve").fields | {"verdict": "approve"})
+        # Back from standing in, they still see what they have decided.
+        async with conn.transaction():
+            await end(conn, ALICE, by=ALICE.key)
+        assert path_of(interrupt_id) in (await visitor.get("/approvals?view=history")).links
+        assert (await visitor.get(path_of(interrupt_id))).status == 200
     row = await one_row(conn, "SELECT person, for_person, verdict FROM decisions")
     assert row == {"person": BOB.key, "for_person": ALICE.key, "verdict": "approve"}
 

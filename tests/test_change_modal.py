@@ -140,7 +140,7 @@ async def test_who_gets_no_form_from_slack_is_told_to_click_again(
 ) -> None:
     interrupt_id = await put(conn, tool_call())
     assert await change(bot, conn, interrupt_id, trigger_id="expired_trigger_id") == 503
-    assert await bot.note() == "⚠️ The form could not be opened. Please click again in a moment."
+    assert await bot.note() == "⚠️ The form could not be opened. Please try again in a moment."
     assert await change(bot, conn, interrupt_id, trigger_id=ABSENT) == 400
     assert await bot.note() == "This button is not one of ours any more: look at the newest message."
     assert await change(bot, conn, interrupt_id, actions=[button("change", "of another release")]) == 400

@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
+from bot import groups
+from bot.desk import Audience
 from bot.filing import new_claim_view, thread_id_of
 from flow.database import Connection
+from flow.settings import Settings
 from tests.block_kit import view_findings, words_of
 from tests.home_door import Member, member_at_a_bot
+from tests.local_slack import free_port
 from tests.people import ALICE
 from tests.rows import all_rows, break_table, mend_table, one_row, until, value
 
@@ -28,8 +32,8 @@ async def alice(database_url: str) -> AsyncIterator[Member]:
 async def opened_form(alice: Member) -> dict[str, Any]:
     """The form that `/claims new` opens; what becomes of it is told where that was typed."""
     assert await alice.command("new") == {}
-    view = alice.slack.views[-1]
-    assert view_findings(view) == []
+    view = await alice.modal()
+    assert view_findings(view) == [] and "submit" in view, words_of(view)
     return view
 
 
@@ -137,21 +141,113 @@ async def test_the_shortcut_opens_the_form_and_its_person_is_told_in_a_direct_me
     alice: Member, conn: Connection
 ) -> None:
     assert (await alice.shortcut()).status == 200
-    [view] = alice.slack.views
+    view = await alice.modal()
     assert view_findings(view) == []
     assert await alice.send(view, CLAIM) == {}
+    assert "Filed as slack-" in (await direct_message(alice))["text"]
+
+
+async def test_who_cannot_be_told_where_they_typed_is_told_in_a_direct_message(alice: Member, conn: Connection) -> None:
+    nowhere = f"http://127.0.0.1:{free_port()}/note"
+    assert await alice.command("new", response_url=nowhere) == {}
+    assert await alice.send(await alice.modal(), CLAIM | {"payee": "https://evil.example.com"}) == {}
+    message = await direct_message(alice)
+    assert "Filed as slack-" in message["text"]
+    assert (message["unfurl_links"], message["unfurl_media"]) == (False, False)
+
+
+async def direct_message(alice: Member) -> dict[str, Any]:
+    """The only one that Alice has got, once it is there."""
 
     async def messages() -> list[dict[str, Any]]:
         return list(alice.slack.messages.values())
 
     [message] = await until(messages)
-    assert message["channel"] == "U01ALICE" and "Filed as slack-" in message["text"]
+    assert message["channel"] == "U01ALICE"
+    return message
+
+
+# Who may
+
+
+async def refused_form(member: Member) -> str:
+    """What the form says in its place; whoever has sent one all the same is told so, too, and nothing is filed."""
+    assert await member.command("new") == {}
+    view = await member.modal()
+    assert "submit" not in view and view_findings(view) == []
+    answer = await member.send(new_claim_view(), CLAIM)
+    said: str = answer["errors"]["amount"]
+    assert said in words_of(view)
+    return said
+
+
+_KINDS: list[dict[str, Any]] = [
+    {"is_restricted": True},
+    {"is_restricted": True, "is_ultra_restricted": True},
+    {"is_bot": True},
+    {"deleted": True},
+    {"is_stranger": True},
+    {"is_restricted": None},
+    {"team_id": "T0OTHER"},
+]
+
+
+@pytest.mark.parametrize("kind", _KINDS, ids=lambda kind: "-".join(f"{name}-{said}" for name, said in kind.items()))
+async def test_whoever_is_no_full_member_of_ours_files_nothing(
+    alice: Member, conn: Connection, kind: dict[str, Any]
+) -> None:
+    alice.slack.kinds[alice.id] = kind
+    assert "Only members of this workspace file claims here, and no guests" in await refused_form(alice)
+    assert await all_rows(conn, "SELECT * FROM threads") == []
+
+
+async def test_where_slack_does_not_say_who_it_is_nothing_is_filed(alice: Member, conn: Connection) -> None:
+    alice.slack.silent.add(alice.id)
+    assert "Slack did not say who you are" in await refused_form(alice)
+    assert await all_rows(conn, "SELECT * FROM threads") == []
+    alice.slack.silent.clear()
+    assert await alice.send(new_claim_view(), CLAIM) == {}
+
+
+async def test_whoever_became_a_guest_while_the_form_was_open_files_nothing(
+    alice: Member, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = await opened_form(alice)
+    alice.slack.kinds[alice.id] = {"is_restricted": True}
+    # What Slack has said is good for a minute.
+    monkeypatch.setattr(groups, "_KEPT_S", 0.0)
+    assert "no guests" in (await alice.send(view, CLAIM))["errors"]["amount"]
+    assert await all_rows(conn, "SELECT * FROM threads") == []
+
+
+@pytest.mark.parametrize(
+    "filers", ["U01ALICE", "slack:T01TEST/U01ALICE", "U02BOB, @staff", "S01STAFF", "mail:Alice@Example.com"]
+)
+async def test_filers_are_named_by_id_by_group_or_by_address_and_nobody_else_files(
+    database_url: str, conn: Connection, filers: str
+) -> None:
+    names = Settings(filers=filers).filer_names
+    async with member_at_a_bot(database_url, audience=Audience(filers=names)) as alice:
+        alice.slack.groups["S01STAFF", "staff"] = ["U01ALICE", "U66GUEST"]
+        alice.slack.kinds["U01ALICE"] = {"profile": {"email": "alice@example.com"}}
+        alice.slack.kinds["U66GUEST"] = {"is_restricted": True, "profile": {"email": "alice@example.com"}}
+        for other, said in (("U03CAROL", "not among those who file claims"), ("U66GUEST", "no guests")):
+            assert said in await refused_form(replace(alice, id=other))
+        assert await all_rows(conn, "SELECT * FROM threads") == []
+        assert await alice.send(await opened_form(alice), CLAIM) == {}
+    assert await value(conn, "SELECT requested_by FROM threads") == ALICE.key
+
+
+@pytest.mark.parametrize("filers", ["alice", "cli:ann", "webhook:acme:carol", "api:robot", "U01ALICE, <@U02BOB>"])
+def test_what_names_no_filer_is_refused_at_the_start(filers: str) -> None:
+    with pytest.raises(ValueError, match="files nothing in Slack"):
+        Settings(filers=filers)
 
 
 async def test_a_form_opened_in_home_is_told_of_there(alice: Member, conn: Connection) -> None:
     view = await alice.opened_home()
     assert (await alice.press_in_home(view, "new-claim")).status == 200
-    assert await alice.send(alice.slack.views[-1], CLAIM | {"payee": "<!channel>"}) == {}
+    assert await alice.send(await alice.modal(), CLAIM | {"payee": "<!channel>"}) == {}
 
     after = await alice.home(after=1)
     assert "250.00 USD to &lt;!channel&gt;" in words_of(after)

@@ -442,7 +442,7 @@ async def test_a_group_that_slack_does_not_have_is_said_at_the_start(
             await check_groups(OwnTeam(client), [GROUP, GROUP_ID])
             assert caplog.messages == []
             await check_groups(OwnTeam(client), [GROUP, "@gone", "S0GONE"])
-            assert caplog.messages == ["Slack has no user group @gone, S0GONE: nobody decides for it"]
+            assert caplog.messages == ["Slack has no user group @gone, S0GONE: it names nobody"]
             proxy.fail("usergroups.list", "error", error="missing_scope")
             await check_groups(OwnTeam(client), [GROUP])
     assert "give the app the scopes of manifest.yml" in caplog.messages[-1]

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -15,9 +16,9 @@ from hypothesis import strategies as st
 
 from bot import filing, home
 from bot.away import COMMAND
-from bot.home import Contents, home_view
+from bot.home import Contents, home_view, home_without_lists, outcome_line
 from bot.lists import Page, approvals_list, paging, parse_turn, stories_list, turn_value
-from flow.approvals import decide
+from flow.approvals import approval_of, decide
 from flow.database import Connection
 from flow.delegations import away
 from flow.model import Approval
@@ -28,7 +29,7 @@ from tests.block_kit import findings, home_findings, texts, view_findings, words
 from tests.command import ROOT
 from tests.home_door import Member, actions_in, boxes_of, buttons_in, items_of, member_at_a_bot, opened_body
 from tests.people import ALICE, BOB, NO, ONE_OF_THREE, TWO_OF_THREE, ask
-from tests.rows import all_rows, one_row, value
+from tests.rows import all_rows, one_row, rewrite, until, value
 from tests.slack_requests import JSON, SlackRequest, button, payload_body
 from tests.test_blocks import _MENTIONED, _situations
 
@@ -206,11 +207,35 @@ async def test_a_press_in_another_teams_home_is_refused(alice: Member, conn: Con
 
 async def test_reject_in_home_ends_it(alice: Member, conn: Connection) -> None:
     interrupt_id = await ask(conn)
-    await alice.press_in_home(await alice.opened_home(), "reject", f"waits-{interrupt_id}")
-    assert (await alice.bot.click(await alice.bot.rejection_of(conn, interrupt_id, "not this year"))).status == 200
-    assert await value(conn, "SELECT status FROM approvals") == "rejected"
-    # Home shows it by itself.
-    assert "Nothing waits for you." in words_of(await alice.home(after=1))
+    ids = [interrupt_id, *[await ask(conn, f"t2{number}") for number in range(11)]][::-1]
+    await alice.press_in_home(await alice.opened_home(), "page-next", "page-waits")
+    view = await alice.home(after=1)
+    await alice.press_in_home(view, "reject", f"waits-{interrupt_id}")
+    assert await alice.send(await alice.modal(), {"reason": "not this year"}) == {}
+    assert await value(conn, "SELECT status FROM approvals WHERE thread_id = 't1'") == "rejected"
+    # Home shows it by itself, where it stood.
+    assert items_of(await alice.home(after=2), "waits") == [ids[10]]
+
+
+async def test_what_is_withdrawn_from_its_details_is_shown_so_in_home(alice: Member, conn: Connection) -> None:
+    own = await ask(conn, requested_by=ALICE.key)
+    view = await alice.opened_home()
+    await alice.press_in_home(view, "details", f"asked-{own}")
+    await withdraw_in(alice, await alice.modal())
+    assert "withdrawn" in words_of(await alice.home(after=1))
+
+
+async def withdraw_in(member: Member, modal: dict[str, Any]) -> None:
+    """Press Withdraw in this modal."""
+    [pressed] = [
+        each for block in modal["blocks"] for each in block.get("elements", []) if each.get("action_id") == "withdraw"
+    ]
+    shown = {"id": "V1", "type": "modal", "hash": "1.0", "private_metadata": modal["private_metadata"]}
+    container = {"type": "view", "view_id": "V1"}
+    answered = await member.press(
+        {"container": container, "view": shown, "actions": [button("withdraw", pressed["value"])]}
+    )
+    assert answered.status == 200
 
 
 async def test_two_homes_of_one_request_make_one_decision(alice: Member, conn: Connection) -> None:
@@ -306,6 +331,138 @@ async def let_alice_decide_for_bob(conn: Connection) -> None:
     until_then = await value(conn, "SELECT clock_timestamp() + interval '1 day'")
     async with conn.transaction():
         await away(conn, BOB, to="U01ALICE", until=until_then, made_by=BOB.key)
+
+
+async def test_a_guest_lends_nobodys_voice_and_is_shown_nothing_of_theirs(alice: Member, conn: Connection) -> None:
+    waits = await ask(conn, "bobs", tier=Tier(name="approval", approvers=("U02BOB",)))
+    await let_alice_decide_for_bob(conn)
+    shown = await alice.opened_home()
+    assert items_of(shown, "waits") == [waits]
+    guest = replace(alice, id="U04GUEST")
+    guest.slack.kinds["U04GUEST"] = {"is_restricted": True}
+    async with conn.transaction():
+        await away(conn, BOB, to="U04GUEST", until=datetime.now(UTC) + timedelta(days=1), made_by=BOB.key)
+    assert items_of(await guest.opened_home(), "waits") == []
+    # A button that they got from somebody else.
+    await guest.press_in_home(shown, "approve", f"waits-{waits}")
+    assert "only a full member of this workspace decides for Bob" in words_of(await guest.home(after=1))
+    assert await all_rows(conn, "SELECT * FROM decisions") == []
+
+
+# Groups
+
+
+async def test_members_of_a_group_find_what_waits_for_it_and_what_it_decided(alice: Member, conn: Connection) -> None:
+    alice.slack.groups["S01FIN", "finance"] = ["U01ALICE", "U02BOB"]
+    tier = Tier(name="approval", approvers=("@finance",))
+    waits, over = await ask(conn, "waits", tier=tier), await ask(conn, "over", tier=tier)
+    await alice.bot.click(await alice.bot.rejection_of(conn, over, by="U02BOB"))
+    view = await alice.opened_home()
+    assert (items_of(view, "waits"), items_of(view, "decided")) == ([waits], [over])
+    await alice.press_in_home(view, "approve", f"waits-{waits}")
+    view = await alice.home(after=1)
+    assert (items_of(view, "waits"), items_of(view, "decided")) == ([], [over, waits])
+    stranger = await replace(alice, id="U05DAVE").opened_home()
+    assert items_of(stranger, "waits") == items_of(stranger, "decided") == []
+
+
+# What Slack does
+
+
+async def test_a_home_that_slack_is_too_busy_for_shows_what_is_true_when_it_is_taken(
+    alice: Member, conn: Connection
+) -> None:
+    interrupt_id = await ask(conn)
+    view = await alice.opened_home()
+    alice.slack.busy = [1]
+    assert (await alice.press_in_home(view, "refresh")).status == 200
+
+    async def refused() -> bool:
+        return not alice.slack.busy
+
+    await until(refused)
+    # Meanwhile a press is shown after it, and not before.
+    assert (await alice.press_in_home(view, "approve", f"waits-{interrupt_id}")).status == 200
+    assert alice.published == 1
+    first = await alice.home(after=1)
+    assert items_of(first, "waits") == []
+    assert "(t1): approved" in words_of(await alice.home(after=2))
+
+
+async def test_whom_slack_does_not_place_is_told_to_try_again_and_finds_it_then(
+    alice: Member, conn: Connection
+) -> None:
+    interrupt_id = await ask(conn)
+    alice.slack.silent.add(alice.id)
+    view = await alice.opened_home()
+    assert home_findings(view) == [] and "Slack did not say who you are" in words_of(view)
+    alice.slack.silent.clear()
+    assert (await alice.press_in_home(view, "refresh")).status == 200
+    assert items_of(await alice.home(after=1), "waits") == [interrupt_id]
+
+
+# Rows that cannot be read, and too much to say
+
+
+_UNREADABLE = [
+    '{"amount": "ten", "currency": "USD"}',
+    '{"amount": {}}',
+    "{}",
+    "[]",
+    '"x"',
+    '{"kind": 1}',
+    '{"kind": {}}',
+]
+
+
+@pytest.mark.parametrize("request_", [*_UNREADABLE, '{"kind": "question", "title": 5, "fields": 5}'])
+async def test_a_request_that_cannot_be_read_is_shown_as_such_and_the_others_as_they_are(
+    alice: Member, conn: Connection, request_: str
+) -> None:
+    good, bad = await ask(conn, "good"), await ask(conn, "bad")
+    own = await ask(conn, "own", requested_by=ALICE.key)
+    await rewrite(conn, "request = %s WHERE thread_id <> 'good'", request_)
+    await conn.execute("UPDATE threads SET input = jsonb_set(input, '{amount}', '\"ten\"') WHERE thread_id = 'own'")
+    view = await alice.opened_home()
+    assert home_findings(view) == []
+    assert items_of(view, "waits") == [bad, good] and items_of(view, "asked") == [own]
+    assert "250.00 USD to ACME" in words_of(view) and "cannot be read" in words_of(view)
+    for word in ("", "mine", "all"):
+        said = await alice.command(word)
+        assert findings(said["text"], said["blocks"], mentions=("U01ALICE",), one_each=False) == []
+        assert own in items_of(said, "list") or bad in items_of(said, "list")
+
+
+async def test_ten_long_refusals_are_all_told(alice: Member, conn: Connection) -> None:
+    await ask_many(conn, 10)
+    view = await alice.opened_home()
+    await alice.press_in_home(view, "approve-selected", ticked=boxes_of(view))
+    others = [f"slack:T0OTHER/U{number:040}" for number in range(400)]
+    await rewrite(conn, "approvers = %s", others)
+    assert (await alice.submit(await alice.modal())).status == 200
+    after = await alice.home(after=1)
+    assert home_findings(after) == []
+    assert words_of(after).count("and 380 more") == 10
+
+
+async def test_a_note_that_is_too_long_is_cut_in_words(conn: Connection) -> None:
+    line = outcome_line(await approval_of(conn, await ask(conn)), "<&>" * 5000)
+    assert "cut: the rest is too long" in line
+    view = home_without_lists([line] * 20, {})
+    assert home_findings(view) == []
+
+
+async def test_a_last_page_that_is_empty_by_now_steps_back(alice: Member, conn: Connection) -> None:
+    ids = await ask_many(conn, 21)
+    view = await alice.opened_home()
+    for turned in (1, 2):
+        await alice.press_in_home(view, "page-next", "page-waits")
+        view = await alice.home(after=turned)
+    assert items_of(view, "waits") == ids[20:]
+    await alice.press_in_home(view, "approve", f"waits-{ids[20]}")
+    after = await alice.home(after=3)
+    assert items_of(after, "waits") == ids[10:20]
+    assert actions_in(after, "page-waits") == ["page-previous"]
 
 
 # Odd requests
@@ -419,7 +576,7 @@ def test_slack_takes_every_home_and_no_text_of_a_person_is_markup(contents: Cont
 @given(_contents(), st.sampled_from([None, PAGES]))
 def test_slack_takes_every_list(contents: Contents, public_url: str | None) -> None:
     open_ids = frozenset(row.interrupt_id for row in contents.waits.rows[::2])
-    listed = approvals_list(contents.waits, "all", open_ids=open_ids, public_url=public_url, said="✅ x")
+    listed = approvals_list(contents.waits, "all", open_ids=open_ids, public_url=public_url, said=["✅ x"])
     assert findings(*listed, mentions=_MENTIONED, one_each=False) == []
     assert findings(*stories_list(contents.asked), one_each=False) == []
 

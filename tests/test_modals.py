@@ -97,7 +97,7 @@ async def test_who_gets_no_modal_from_slack_is_told_to_click_again(
 ) -> None:
     interrupt_id = await ask(conn)
     assert await press(bot, conn, interrupt_id, name, trigger_id="expired_trigger_id") == 503
-    assert await bot.note() == "⚠️ The form could not be opened. Please click again in a moment."
+    assert await bot.note() == "⚠️ The form could not be opened. Please try again in a moment."
     assert await press(bot, conn, interrupt_id, name, trigger_id=ABSENT) == 400
     assert await bot.note() == "This button is not one of ours any more: look at the newest message."
     assert slack.views == []

@@ -490,9 +490,9 @@ BUGS = [
     Bug(
         name="a modal opens when the database has answered",
         file="bot/modals.py",
-        old="        view = await _open(door, trigger_id, skeleton(title))",
+        old="        view = await door.open(body, skeleton(title))",
         new="        await door.act(press, lambda conn, person: fill(conn, person, press))"
-        "\n        view = await _open(door, trigger_id, skeleton(title))",
+        "\n        view = await door.open(body, skeleton(title))",
         tests="test_modals.py::test_a_modal_opens_while_the_database_is_busy_and_is_filled_when_it_answers",
     ),
     Bug(

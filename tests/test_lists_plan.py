@@ -1,0 +1,112 @@
+"""What the lists of one person read of many rows: what an index finds, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flow.database import Connection
+from flow.inbox import Search, count_mine, find, find_threads, lists_groups
+from flow.model import Person
+from tests.people import EVE, ask
+from tests.rows import all_rows
+
+ROWS = 20_000
+# What a list may look at and throw away: rows of the person's own, or of their groups', that another list has.
+_MOST_DROPPED = 1000
+
+
+@pytest.fixture
+async def many(conn: Connection) -> Connection:
+    """Twenty thousand requests of two hundred people, that others and their groups decide."""
+    await ask(conn, "t0", requested_by="slack:T01TEST/U0NOBODY")
+    await conn.execute("SET session_replication_role = replica")
+    for table, changed in {
+        "threads": {
+            "thread_id": "'p' || g",
+            "created_at": "created_at - g * interval '1 second'",
+            "requested_by": "'slack:T01TEST/UX' || g % 200",
+        },
+        "approvals": {
+            "interrupt_id": "md5('p' || g)",
+            "thread_id": "'p' || g",
+            "requested_at": "requested_at - g * interval '1 second'",
+            "requested_by": "'slack:T01TEST/UX' || g % 200",
+            "approvers": "ARRAY['UY' || g % 50, 'SZ' || g % 50]",
+        },
+    }.items():
+        names = [
+            row["column_name"]
+            for row in await all_rows(
+                conn,
+                "SELECT column_name FROM information_schema.columns WHERE table_name = %s AND is_generated = 'NEVER'"
+                " AND table_schema = current_schema()",
+                table,
+            )
+        ]
+        chosen = ", ".join(changed.get(name, name) for name in names)
+        await conn.execute(
+            f"INSERT INTO {table} ({', '.join(names)}) SELECT {chosen} FROM {table}, generate_series(1, {ROWS}) AS g"
+            " WHERE thread_id = 't0'"
+        )
+    await conn.execute("SET session_replication_role = origin")
+    await conn.execute("VACUUM ANALYZE")
+    return conn
+
+
+Look = Callable[[Connection, Person], Awaitable[Any]]
+
+
+_LOOKS: dict[str, Look] = {
+    "asked": lambda conn, person: find_threads(conn, person, limit=11),
+    "count": count_mine,
+    "waits": lambda conn, person: find(conn, person, Search(), viewers=(), limit=11),
+    "history": lambda conn, person: find(conn, person, Search(view="history"), viewers=(), limit=11),
+    "all": lambda conn, person: find(conn, person, Search(view="all"), viewers=(), limit=11),
+    "groups": lambda conn, _: lists_groups(conn),
+}
+
+
+class _Explained:
+    """A connection that runs what it is asked, and keeps how."""
+
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+        self.plans: list[dict[str, Any]] = []
+
+    async def execute(self, query: Any, values: Any = None) -> Any:
+        text = query if isinstance(query, str) else query.as_string(self._conn)
+        rows = await (await self._conn.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {text}", values)).fetchall()
+        self.plans.append(rows[0]["QUERY PLAN"][0]["Plan"])
+        return await self._conn.execute(query, values)
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for each in plan.get("Plans", ()):
+        yield from _nodes(each)
+
+
+@pytest.mark.parametrize("name", _LOOKS)
+async def test_no_list_reads_through_what_is_others(many: Connection, name: str) -> None:
+    """Whether the person has a lot, a little or nothing."""
+    for member, groups in (
+        ("U66EVE", []),
+        ("UX7", []),
+        ("UY7", []),
+        ("U66EVE", ["SZ3", "@g3"]),
+        ("UX7", ["SZ7", "SZ8"]),
+    ):
+        names = frozenset({member, f"slack:T01TEST/{member}", *groups})
+        person = replace(EVE, key=f"slack:T01TEST/{member}", names=names)
+        explained = _Explained(many)
+        await _LOOKS[name](explained, person)  # type: ignore[arg-type]
+        for plan in explained.plans:
+            for node in _nodes(plan):
+                if node.get("Relation Name") in ("threads", "approvals"):
+                    dropped = node.get("Rows Removed by Filter", 0) * node["Actual Loops"]
+                    assert node["Node Type"] != "Seq Scan", (member, plan)
+                    assert dropped < _MOST_DROPPED, (member, plan)
