@@ -18,6 +18,7 @@ from flow.flows import Flows
 from flow.model import Approval, Person
 from flow.policy import Policy, Rule, Tier, Tiers
 from flow.threads import thread_of
+from tests.api_door import Program, api_in_process, token
 from tests.command import Terminal
 from tests.driving import money, run
 from tests.people import ALICE, BOB, CAROL, EVE, NO, POLICY, YES, ask, start_claim
@@ -348,3 +349,54 @@ async def test_the_command_line_shows_what_is_asked_for_and_not_what_was_filed(
     assert "9000.00 USD" in listed and "9000.00 USD" in shown.out
     story = terminal.run("show", "--thread", "t1", "--json").json
     assert (story["amount"], story["input"]["amount"], story["changed"]) == ("9000.00", "250.00", {"amount": "9000.00"})
+
+
+# Doors: tests/test_every_door.py has them all
+
+
+async def test_a_program_asks_for_another_amount_in_its_own_name(
+    database_url: str, conn: Connection, flows: Flows
+) -> None:
+    policy = Tiers(rules=(Rule(tier=Tier(name="robots", approvers=("api:robot",)), over={"USD": Decimal(100)}),))
+    first = await waiting(conn, flows, policy)
+    path, said = f"/api/approvals/{first.interrupt_id}/amount", {"amount": "200", "reason": "as the order says"}
+    async with api_in_process(database_url) as url, Program(url, await token(conn)) as robot:
+        for wrong in ({}, {"amount": 200}, {"amount": "-1"}, said | {"currency": "EUR"}):
+            assert (await robot.post(path, wrong)).status == 400
+        for wrong in ({"amount": "200.001"}, {"amount": "250"}, said | {"interrupt_id": "0" * 32}):
+            assert (await robot.post(path, wrong)).status == 422
+        assert (await robot.post(path, said | {"approver": "carol"})).status == 403
+        assert (await robot.post(path, said | {"request_hash": "0" * 64})).status == 409
+        for _ in range(2):
+            answer = await robot.post(path, said)
+            assert (answer.status, answer.body["status"], answer.body["changed_to"]) == (
+                200, "superseded", {"amount": "200.00"}
+            )  # fmt: skip
+            assert (answer.body["changed_by"], answer.body["changed_why"]) == ("api:robot", "as the order says")
+        assert (await robot.post(path, {"amount": "300"})).status == 409
+        assert (await robot.post(f"/api/approvals/{'0' * 32}/amount", said)).status == 404
+    row = await one_row(conn, "SELECT who, door FROM audit WHERE kind = 'approval.changed'")
+    assert row == {"who": "api:robot", "door": "api"}
+    assert (await thread_of(conn, "t1")).asks_for["amount"] == "200.00"
+
+
+def test_the_command_line_asks_for_another_amount(tmp_path: Path, database_url: str) -> None:
+    terminal = Terminal(tmp_path, DATABASE_URL=database_url)
+    terminal.run("start", "--thread", "t1", "--amount", "250")
+    assert terminal.run("change", "--thread", "t1").code == 2
+    assert terminal.run("change", "--thread", "t2", "--amount", "200").code == 1
+    wrong = terminal.run("change", "--thread", "t1", "--amount", "1,000")
+    assert (wrong.code, "write digits" in wrong.err) == (2, True)
+    changed = terminal.run("change", "--thread", "t1", "--amount", "200", "--reason", "two chairs", "--json").json
+    assert (changed["status"], changed["amount"], changed["approval"]["status"]) == ("waiting", "200.00", "pending")
+    again = terminal.run("change", "--thread", "t1", "--amount", "200")
+    assert (again.code, "--interrupt" in again.err) == (1, True)
+    named = "--interrupt", changed["approval"]["interrupt_id"]
+    for _ in range(2):
+        # The same again is a success that changes nothing.
+        done = terminal.run("change", "--thread", "t1", "--amount", "180", *named)
+        assert (done.code, done.out.startswith("t1: 180.00 USD is waiting")) == (0, True)
+    late = terminal.run("change", "--thread", "t1", "--amount", "170", *named)
+    assert (late.code, "already superseded by cli:ann" in late.err) == (1, True)
+    rows = terminal.run("audit", "--thread", "t1", "--json").json
+    assert [(row["who"], row["door"]) for row in rows if row["kind"] == "approval.changed"] == [("cli:ann", "cli")] * 2
