@@ -206,6 +206,7 @@ class Approval(BaseModel):
     escalated_at: datetime | None
     changed_to: dict[str, str] | None = Field(description="Superseded by a request for this.")
     changed_by: str | None
+    changed_for: str | None = Field(description="Whose voice it was, if that person is away and gave it to this one.")
     changed_why: str
     decisions: list[Decision]
 

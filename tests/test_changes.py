@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bot.outcomes import superseded_line
 from flow.approvals import approval_of, approvals_of, decide
 from flow.changes import change_amount, refresh
 from flow.database import Connection
+from flow.delegations import away
 from flow.errors import AlreadyDecided, BadInput, NotAllowed, NothingToDecide, StaleRequest, Tampered, Unaskable
 from flow.flows import Flows
 from flow.model import Approval, Person
 from flow.policy import Policy, Rule, Tier, Tiers
+from flow.show import approval_as_json, changed_in_words, stories_of
 from flow.threads import thread_of
+from flow.trace import trace_of
 from tests.api_door import Program, api_in_process, token
 from tests.command import Terminal
 from tests.driving import money, run
@@ -349,6 +354,39 @@ async def test_the_command_line_shows_what_is_asked_for_and_not_what_was_filed(
     assert "9000.00 USD" in listed and "9000.00 USD" in shown.out
     story = terminal.run("show", "--thread", "t1", "--json").json
     assert (story["amount"], story["input"]["amount"], story["changed"]) == ("9000.00", "250.00", {"amount": "9000.00"})
+
+
+async def test_a_delegate_who_changes_it_is_named_with_the_one_who_is_away(conn: Connection, flows: Flows) -> None:
+    first = await waiting(conn, flows)
+    async with conn.transaction():
+        until = datetime.now(UTC) + timedelta(days=1)
+        await away(conn, ALICE, to=EVE.key, until=until, made_by=ALICE.key)
+    for _ in range(2):
+        superseded = await change(conn, first, EVE, "200")
+        assert (superseded.changed_to, superseded.changed_by, superseded.changed_for) == (
+            {"amount": "200.00"}, EVE.key, ALICE.key
+        )  # fmt: skip
+    both = f"{EVE.key} for {ALICE.key}"
+    assert superseded_line(superseded).startswith("Superseded: <@U66EVE> for <@U01ALICE> asks for 200.00 USD")
+    with pytest.raises(AlreadyDecided, match=f"superseded by {both}"):
+        await decide(conn, first.interrupt_id, BOB, YES)
+    [story] = await stories_of(conn, [await thread_of(conn, "t1")])
+    assert changed_in_words(superseded) == f"to 200.00 by {both}"
+    [event] = [event for event in (await trace_of(conn, story)).events if event.what == "Superseded"]
+    assert event.detail == f"by {both}, who asks for 200.00 instead of 250.00"
+    shown = approval_as_json(superseded)
+    assert (shown["changed_to"], shown["changed_by"], shown["changed_for"]) == (
+        {"amount": "200.00"}, EVE.key, ALICE.key
+    )  # fmt: skip
+    # Whoever is on the list themselves speaks for themselves.
+    own = await change(conn, await newest_after(conn, flows), BOB, "180")
+    assert (own.changed_by, own.changed_for) == (BOB.key, None)
+
+
+async def newest_after(conn: Connection, flows: Flows) -> Approval:
+    """What waits after the thread was driven."""
+    assert await run(conn, flows) == "waiting"
+    return await newest(conn)
 
 
 # Doors: tests/test_every_door.py has them all
