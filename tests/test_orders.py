@@ -83,6 +83,8 @@ deciders = st.sampled_from(["Alice", "Bob", "Carol", "ann"])
 amounts = st.sampled_from([*TIERS])
 requesters = st.sampled_from([ANN.key, "U01ALICE"])
 verdicts = st.sampled_from(_VERDICTS)
+absent = st.sampled_from(["Alice", "Bob", "Carol"])
+delegates = st.sampled_from(["Eve", "Eve", "Bob", "Carol"])
 # A vote, mostly; each of them is made up of the same.
 acts = st.sampled_from(["vote", "vote", "vote", "change", "withdraw"])
 # Counted back from the newest.
@@ -174,17 +176,29 @@ class Orders(RuleBasedStateMachine):
     def ask_for_another_amount(self, place: int, person: str, amount: str) -> None:
         self._cast(self._change(place, person, amount))
 
+    @precondition(lambda self: self._pending())
+    @rule(place=places, person=deciders, amount=amounts)
+    def ask_for_another_amount_in_time(self, place: int, person: str, amount: str) -> None:
+        self._cast(self._change(self._place_of_pending(place), person, amount))
+
     @rule(place=places, person=deciders)
     def take_back(self, place: int, person: str) -> None:
         self._cast(self._withdrawal(place, person))
 
-    @rule(person=st.sampled_from(["Alice", "Bob", "Carol"]), to=st.sampled_from(["Eve", "Eve", "Bob", "Carol"]))
+    @rule(person=absent, to=delegates)
     def go_away(self, person: str, to: str) -> None:
         """And let somebody decide meanwhile."""
-        absent, delegate = _PEOPLE[person], _PEOPLE[to if to != person else "Eve"]
-        self._run(_going_away(absent, delegate)(self._door))
-        self._away.pop(person, None)
-        self._away[person] = delegate.key
+        self._go_away(person, _PEOPLE[to])
+
+    @precondition(lambda self: self._pending())
+    @rule(person=absent, to=delegates, place=places, kind=acts, verdict=verdicts, amount=amounts)
+    def go_away_and_have_it_decided(
+        self, person: str, to: str, place: int, kind: _Other, verdict: VerdictName, amount: str
+    ) -> None:
+        self._go_away(person, _PEOPLE[to])
+        act = self._act(kind, self._place_of_pending(place), to, verdict, amount)
+        assert act is not None
+        self._cast(act)
 
     @precondition(lambda self: self._away)
     @rule(place=places)
@@ -278,7 +292,7 @@ class Orders(RuleBasedStateMachine):
         filed.forged, filed.sound = True, False
         self._run(self._watch.execute("UPDATE approvals SET tier = '?' WHERE interrupt_id = ANY(%s)", (filed.asked,)))
         self._run(self._watch.execute(RENEW_FINGERPRINTS))
-        self._cast(self._vote([*reversed(self._asked)].index(filed.asked[-1]), "ann", "approve"))
+        self._cast(self._vote(self._place_of(filed), "ann", "approve"))
         self._run(self._drive(filed.thread_id)(self._world.sessions["one"]))
         self._run(self._hold_against_the_rows())
 
@@ -322,7 +336,7 @@ class Orders(RuleBasedStateMachine):
         self, place: int, at: int, other: _Other, verdict: VerdictName, amount: str
     ) -> None:
         filed = self._pending()[place % len(self._pending())]
-        act = self._act(other, [*reversed(self._asked)].index(filed.asked[-1]), "ann", verdict, amount)
+        act = self._act(other, self._place_of(filed), "ann", verdict, amount)
         self._run(self._both(self._drive(filed.thread_id), "drive", at, other, filed, act))
 
     @precondition(lambda self: self._payable())
@@ -448,6 +462,13 @@ class Orders(RuleBasedStateMachine):
     def _pending(self) -> list[Filed]:
         return [each for each in self._filed.values() if each.asked and self._asked[each.asked[-1]].status == "pending"]
 
+    def _place_of(self, filed: Filed) -> int:
+        """Where its newest request is, counted back from the newest of all."""
+        return [*reversed(self._asked)].index(filed.asked[-1])
+
+    def _place_of_pending(self, place: int) -> int:
+        return self._place_of(self._pending()[place % len(self._pending())])
+
     def _unsound(self) -> list[Filed]:
         return [each for each in self._filed.values() if not each.sound]
 
@@ -467,6 +488,13 @@ class Orders(RuleBasedStateMachine):
 
     def _withdrawal(self, place: int, person: str) -> Withdrawal:
         return Withdrawal(interrupt_id=self._at(place).interrupt_id, person=_PEOPLE[person])
+
+    def _go_away(self, name: str, delegate: Person) -> None:
+        if _PEOPLE[name] == delegate:
+            return
+        self._run(_going_away(_PEOPLE[name], delegate)(self._door))
+        self._away.pop(name, None)
+        self._away[name] = delegate.key
 
     def _act(self, kind: _Other, place: int, person: str, verdict: VerdictName, amount: str) -> Act | None:
         """What this person does with the request at this place; None if it is nothing that a person does."""
