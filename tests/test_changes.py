@@ -253,6 +253,9 @@ async def test_every_tier_is_asked_anew_by_it_and_votes_so_far_are_void(conn: Co
     rules = (Rule(tier=manager, over={"USD": Decimal(100)}), Rule(tier=vp, over={"USD": Decimal(1000)}))
     await refresh(conn, Tiers(rules=rules), "t1", by="cli:ann")
     assert [each.status for each in (await approvals_of(conn, ["t1"]))["t1"]] == ["superseded", "superseded"]
+    [story] = await stories_of(conn, [await thread_of(conn, "t1")])
+    ends = [event.detail for event in (await trace_of(conn, story)).events if event.what == "Superseded"]
+    assert "by cli:ann, who asks for the same, by the policy of then" in ends
     for person in (ALICE, BOB, EVE):
         assert await run(conn, flows, policy=TWO) == "waiting"
         await decide(conn, (await newest(conn)).interrupt_id, person, YES)
