@@ -118,7 +118,7 @@ def resume(
 ) -> None:
     """Decide what a thread waits for, and take it as far as it can go now."""
     from flow import inputs
-    from flow.model import Person, Verdict
+    from flow.model import Verdict
 
     if approve == reject:
         raise click.UsageError("say --approve or --reject")
@@ -132,9 +132,7 @@ def resume(
         answer=None if answer is None else inputs.parse_object(answer),
     )
     note = inputs.parse_text("--by", by, inputs.MAX_NAME, lines=False)
-    # Whoever types here has the database anyway; --by changes what is shown, never who counts.
-    user = _user()
-    person = Person(key=user, name=f"{note} ({user})" if note else user, names=frozenset({user}), trusted=True)
+    person = _typist(note)
 
     async def run(settings: Settings) -> None:
         from flow.approvals import decide
@@ -149,20 +147,44 @@ def resume(
 
 @cli.command()
 @_thread
+@click.option("--amount", required=True, metavar="N", help="What to ask for instead, in the claim's currency.")
+@click.option("--interrupt", "interrupt_id", metavar="ID", help="Which request.  [default: the one that waits]")
+@click.option("--reason", default="", metavar="TEXT", help="Why; shown and stored.")
+@_json
+def change(thread_id: str, amount: str, interrupt_id: str | None, reason: str, as_json: bool) -> None:
+    """Ask for another amount instead of the one that waits: the request is made anew, and approved anew."""
+    from flow import inputs
+
+    inputs.parse_thread_id(thread_id)
+    if interrupt_id is not None:
+        inputs.parse_interrupt_id(interrupt_id)
+    why, person = inputs.parse_text("--reason", reason, inputs.MAX_NOTE), _typist()
+
+    async def run(settings: Settings) -> None:
+        from flow.changes import change_amount
+
+        async with _database(settings, acts=True) as (url, conn):
+            approval = await _approval_to_decide(conn, thread_id, interrupt_id)
+            await change_amount(
+                conn, approval.interrupt_id, person, amount=amount, reason=why, door="cli", request_hash=None
+            )
+            await _advance_and_report(settings, url, conn, thread_id, as_json=as_json)
+
+    _run(run)
+
+
+@cli.command()
+@_thread
 @click.option("--reason", default="", metavar="TEXT", help="Why; shown and stored.")
 @_json
 def withdraw(thread_id: str, reason: str, as_json: bool) -> None:
     """Take back what a thread waits for: nobody needs to decide it, and a claim ends unpaid."""
     from flow import inputs
-    from flow.model import Person
 
     inputs.parse_thread_id(thread_id)
-    why = inputs.parse_text("--reason", reason, inputs.MAX_NOTE)
-    user = _user()
-    person = Person(key=user, name=user, names=frozenset({user}), trusted=True)
+    why, person = inputs.parse_text("--reason", reason, inputs.MAX_NOTE), _typist()
 
     async def run(settings: Settings) -> None:
-
         from flow import changes
 
         async with _database(settings, acts=True) as (url, conn):
@@ -1120,6 +1142,14 @@ def _user() -> str:
         # A container may run as a number that no account has.
         name = f"uid-{os.getuid()}"
     return f"cli:{inputs.parse_text('your user name', name, inputs.MAX_NAME, lines=False)}"
+
+
+def _typist(note: str = "") -> Person:
+    """Whoever types here, who has the database anyway; `note` changes what is shown, never who counts."""
+    from flow.model import Person
+
+    user = _user()
+    return Person(key=user, name=f"{note} ({user})" if note else user, names=frozenset({user}), trusted=True)
 
 
 def _print_json(value: Any) -> None:

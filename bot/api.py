@@ -1,6 +1,7 @@
 """The JSON API: programs start threads, read what is known, and decide; external approvers decide with a signature.
 
-Bearer tokens have scopes; a signed request needs none. Every decision ends in `approvals.decide`. The table of routes
+Bearer tokens have scopes; a signed request needs none. Every decision ends in `approvals.decide`, another amount in
+`changes.change_amount`. The table of routes
 is also what the OpenAPI document is made from.
 """
 
@@ -23,7 +24,7 @@ from bot.pool import Pool, on_pool
 from bot.problems import Problem, answer_problems, problem_of
 from bot.webhooks import Endpoint, is_webhook, sender_of
 from flow import approvals, inputs, payments, threads
-from flow.changes import withdraw
+from flow.changes import change_amount, withdraw
 from flow.database import Connection
 from flow.errors import BadInput, FlowError, KeyReused, NotAllowed, ThreadExists
 from flow.events import events_after
@@ -326,32 +327,72 @@ async def show_approval(call: Call) -> Answer:
 
 
 async def decide(call: Call) -> Answer:
-    interrupt_id = inputs.parse_interrupt_id(call.request.match_info["interrupt_id"])
     asked: shapes.NewDecision = call.body
-    door = "webhook" if call.sender else "api"
-    if asked.interrupt_id not in (None, interrupt_id):
-        raise Problem(422, "the body decides another approval than the path")
+    interrupt_id = _meant(call)
     verdict = Verdict(
         verdict=asked.decision,
-        door=door,
+        door=_door_of(call),
         reason=inputs.parse_text("reason", asked.reason, inputs.MAX_NOTE),
         request_hash=asked.request_hash,
         answer=asked.answer.model_dump(exclude_none=True) if asked.answer else None,
     )
+
+    async def work(conn: Connection, person: Person) -> Answer:
+        decided = await approvals.decide(conn, interrupt_id, person, verdict)
+        return Answer(status=200, body={"recorded": decided.recorded, "approval": _approval(decided.approval)})
+
+    return await _as_approver(call, interrupt_id, work)
+
+
+async def change(call: Call) -> Answer:
+    asked: shapes.NewAmount = call.body
+    interrupt_id = _meant(call)
+    reason = inputs.parse_text("reason", asked.reason, inputs.MAX_NOTE)
+
+    async def work(conn: Connection, person: Person) -> Answer:
+        superseded = await change_amount(
+            conn,
+            interrupt_id,
+            person,
+            amount=asked.amount,
+            reason=reason,
+            door=_door_of(call),
+            request_hash=asked.request_hash,
+        )
+        return Answer(status=200, body=_approval(superseded))
+
+    return await _as_approver(call, interrupt_id, work)
+
+
+def _meant(call: Call) -> str:
+    """The interrupt id of the path, and of the body if it says one."""
+    interrupt_id = inputs.parse_interrupt_id(call.request.match_info["interrupt_id"])
+    if call.body.interrupt_id not in (None, interrupt_id):
+        raise Problem(422, "the body is about another approval than the path")
+    return interrupt_id
+
+
+def _door_of(call: Call) -> str:
+    return "webhook" if call.sender else "api"
+
+
+async def _as_approver(
+    call: Call, interrupt_id: str, work: Callable[[Connection, Person], Awaitable[Answer]]
+) -> Answer:
+    """Do it as the token, or as the person that a signed request names: that one once for each webhook id."""
+    approver: str | None = call.body.approver
     if call.sender is None:
         assert call.token is not None
-        person = _person_of(call.token, asked.approver)
-        decided = await on_pool(call.pool, lambda conn: approvals.decide(conn, interrupt_id, person, verdict))
-        return _decided(decided)
+        person = _person_of(call.token, approver)
+        return await on_pool(call.pool, lambda conn: work(conn, person))
     endpoint, webhook_id = call.sender
-    if asked.approver is None:
+    if approver is None:
         raise Problem(400, "approver: which of your people decided?")
-    approver = asked.approver
 
     async def once(conn: Connection) -> Answer:
-        async def work() -> Answer:
+        async def answered() -> Answer:
             try:
-                return _decided(await approvals.decide(conn, interrupt_id, endpoint.person(approver), verdict))
+                return await work(conn, endpoint.person(approver))
             except FlowError as exc:
                 # A refusal is an answer, too.
                 problem = problem_of(exc)
@@ -359,7 +400,7 @@ async def decide(call: Call) -> Answer:
 
         # The same body for another approval is another request.
         body = f"{interrupt_id}\n".encode() + call.raw
-        return await answer_once(conn, door="webhook", sender=endpoint.name, key=webhook_id, body=body, work=work)
+        return await answer_once(conn, door="webhook", sender=endpoint.name, key=webhook_id, body=body, work=answered)
 
     return await on_pool(call.pool, once)
 
@@ -368,10 +409,6 @@ def _person_of(token: Token, approver: str | None) -> Person:
     if approver not in (None, token.key, token.name):
         raise NotAllowed(token.key, "a token decides in its own name only")
     return Person(key=token.key, name=token.name, names=frozenset({token.key}))
-
-
-def _decided(decided: approvals.Decided) -> Answer:
-    return Answer(status=200, body={"recorded": decided.recorded, "approval": _approval(decided.approval)})
 
 
 async def list_decisions(call: Call) -> Answer:
@@ -538,6 +575,19 @@ ROUTES: Sequence[Route] = (
         handler=decide,
         body=shapes.NewDecision,
         answer=shapes.Decided,
+        refusals=(404, 409, 410, 413, 415, 422),
+        signed=True,
+    ),
+    Route(
+        method="POST",
+        path="/approvals/{interrupt_id}/amount",
+        name="changeAmount",
+        summary="Ask for another amount instead, with a token or signed: the request is superseded, and made anew."
+        " The same amount again succeeds and changes nothing.",
+        scope="decide",
+        handler=change,
+        body=shapes.NewAmount,
+        answer=shapes.ApprovalOfThread,
         refusals=(404, 409, 410, 413, 415, 422),
         signed=True,
     ),

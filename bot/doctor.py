@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC
 from decimal import Decimal
 from typing import Any
 
@@ -16,6 +17,7 @@ from slack_sdk.web.async_slack_response import AsyncSlackResponse
 
 from bot.groups import OwnTeam, groups_in
 from bot.slack_api import FIXES, SEE_ERROR, read_error, slack_client
+from flow import audit, notices
 from flow.assess import Unanswered, adviser_of
 from flow.database import check_locks, connect, database_url, ensure_schema
 from flow.errors import FlowError
@@ -29,6 +31,14 @@ _NO_ANSWER = (SlackApiError, aiohttp.ClientError, TimeoutError, OSError)
 
 # Slack's signatures are good for five minutes; a clock that is off by this much will be off by more.
 _CLOCKS_APART_S = 30.0
+
+# Whoever delivers is away, or Slack is, long before this: nothing is put off for more than a minute at a time.
+_PATIENCE_S = 600.0
+
+# For the bot, whatever the policy says; for user groups among the approvers; for what is posted as direct messages.
+_SCOPES = ("chat:write", "channels:history", "groups:history", "commands", "users:read")
+_GROUP_SCOPES = ("usergroups:read",)
+_DIRECT_SCOPES = ("im:write", "im:history")
 
 _SAMPLE = Claim(amount=Decimal("1.00"), currency="USD", payee="nobody", note="A question of the doctor command's.")
 
@@ -53,6 +63,9 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
     if url is not None:
         yield await _clock(url)
         yield await _locks(url)
+        yield await _audit(url)
+        if settings.slack_is_on:
+            yield await _notices(url)
     yield await _flows()
     yield _policy(settings)
     yield _payments(settings)
@@ -97,6 +110,34 @@ async def _locks(url: str) -> Finding:
     except FlowError as exc:
         return Finding(what="locks", ok=False, found=str(exc), fix="connect to the server itself, not to a pooler")
     return Finding(what="locks", ok=True, found="they hold through this connection")
+
+
+async def _audit(url: str) -> Finding:
+    """The end of the chain, whose length makes no difference; `audit verify` reads all of it."""
+    async with await connect(url, "door") as conn:
+        chain = await audit.verify(conn, newest=audit.BATCH)
+    if chain.wrong is None:
+        read = min(audit.BATCH, chain.head.position)
+        return Finding(what="audit", ok=True, found=f"{chain.head.position} rows, of which the newest {read} are whole")
+    fix = (
+        "somebody has got around the application: find out who has this database's password, compare what"
+        " `claim_flow.py audit verify` says with an earlier `audit export`, and do not approve what was changed"
+    )
+    return Finding(what="audit", ok=False, found=chain.wrong, fix=fix)
+
+
+async def _notices(url: str) -> Finding:
+    async with await connect(url, "door") as conn:
+        late = await notices.undelivered(conn, patience_s=_PATIENCE_S)
+    if late is None:
+        return Finding(what="messages", ok=True, found="none failed, and none waits for long")
+    counts = {"failed for good": late.failed, f"waiting for more than {_PATIENCE_S / 60:.0f} minutes": late.waiting}
+    found = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    since = f", since {late.since.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if late.since else ""
+    found += f"; the oldest is the {late.kind} of thread {late.thread_id}{since}"
+    error = f"; the last error: {late.error}" if late.error else "; nobody has tried: no bot runs"
+    fix = "mend what the error says, have `serve` or `bot` run, then `claim_flow.py deliver`"
+    return Finding(what="messages", ok=False, found=found + error, fix=fix)
 
 
 async def _flows() -> Finding:
@@ -188,7 +229,7 @@ def _tiers(settings: Settings) -> list[Tier]:
 
 
 def _scopes(who: AsyncSlackResponse, tiers: Sequence[Tier]) -> Finding | None:
-    """Whether the token may do what delivering and this policy need; None if Slack does not say.
+    """Whether the token may do what the bot and this policy need; None if Slack does not say.
 
     Format: https://api.slack.com/authentication/oauth-v2#check
     """
@@ -196,11 +237,11 @@ def _scopes(who: AsyncSlackResponse, tiers: Sequence[Tier]) -> Finding | None:
     if said is None:
         return None
     scopes = {scope.strip() for scope in said.split(",")}
-    needed = ["chat:write", "channels:history", "groups:history"]
+    needed = [*_SCOPES]
     if groups_in(tiers):
-        needed += ["usergroups:read", "users:read"]
+        needed += _GROUP_SCOPES
     if any(tier.post_to != "channel" for tier in tiers):
-        needed += ["im:write", "im:history"]
+        needed += _DIRECT_SCOPES
     missing = [name for name in needed if name not in scopes]
     if missing:
         return Finding(what="Slack scopes", ok=False, found=f"{', '.join(missing)} missing", fix=FIXES["missing_scope"])

@@ -13,6 +13,8 @@ from flow.errors import FlowError
 from flow.model import Verdict, VerdictName
 from flow.questions import Question
 
+_ODD = "The form is not as it was sent from here."
+
 _VERDICTS: dict[str, VerdictName] = {"approve": "approve", "reject": "reject"}
 
 
@@ -43,9 +45,10 @@ class Form:
 
 @dataclass(frozen=True, kw_only=True)
 class Filled:
-    """A decision's form as it was filled in: shown again, with what is wrong, if it cannot be taken."""
+    """A request's forms as one of them was filled in: shown again, with what is wrong, if it cannot be taken."""
 
     reason: str = ""
+    amount: str = ""
     option: str = ""
     typed: Sequence[Typed] = ()
     errors: Mapping[str, str] = field(default_factory=dict)
@@ -58,9 +61,9 @@ class Filled:
 
 def verdict_of(form: Form, question: Question, *, door: Literal["web", "link"]) -> Verdict:
     """What the form says. Raises Refused for what no page of ours sends, Misfilled for what a person can mend."""
-    verdict, request_hash = form.one("verdict"), form.one("request_hash")
-    if verdict not in (*_VERDICTS, "change") or not re.fullmatch(r"[0-9a-f]{64}", request_hash):
-        raise Refused(400, "Not understood", "The form is not as it was sent from here.")
+    verdict, request_hash = form.one("verdict"), hash_of(form)
+    if verdict not in (*_VERDICTS, "change"):
+        raise Refused(400, "Not understood", _ODD)
     name, answer = _said(form, question, verdict)
     return Verdict(verdict=name, door=door, reason=reason_of(form), request_hash=request_hash, answer=answer)
 
@@ -77,6 +80,14 @@ def _said(form: Form, question: Question, verdict: str) -> tuple[VerdictName, di
             raise Misfilled({"option": "Choose one."})
         return "approve", {"option": option}
     return _VERDICTS[verdict], None
+
+
+def hash_of(form: Form) -> str:
+    """Of the request that the page has shown. Raises Refused."""
+    request_hash = form.one("request_hash")
+    if not re.fullmatch(r"[0-9a-f]{64}", request_hash):
+        raise Refused(400, "Not understood", _ODD)
+    return request_hash
 
 
 def typed_in(form: Form, question: Question) -> list[Typed]:

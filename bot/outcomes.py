@@ -103,7 +103,8 @@ def superseded_line(approval: Approval) -> str:
     if approval.changed_to is None or approval.changed_by is None:
         return "Superseded: its flow asks anew, or no longer waits for it."
     why = f" ({safe(approval.changed_why, _REASON)})" if approval.changed_why else ""
-    return f"Superseded: {mention(approval.changed_by, _NAME)} asks for {_instead(approval)}{why}."
+    who = approval.changer(lambda key: mention(key, _NAME))
+    return f"Superseded: {who} asks for {_instead(approval)}{why}."
 
 
 def already(approval: Approval) -> str:
@@ -117,7 +118,7 @@ def already(approval: Approval) -> str:
     if approval.status == "withdrawn":
         return f"Already withdrawn by {bare_name(approval.withdrawn_by or 'its flow')}."
     if approval.status == "superseded" and approval.changed_to and approval.changed_by:
-        return f"Already superseded: {bare_name(approval.changed_by)} asks for {_instead(approval)}."
+        return f"Already superseded: {approval.changer(bare_name)} asks for {_instead(approval)}."
     if approval.status == "superseded":
         return _ASKED_ANEW
     return f"Already {approval.status}" + (f" by {by.who}." if by else ".")

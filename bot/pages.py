@@ -1,7 +1,7 @@
 """The web inbox: what waits for a person, what became of it, and Approve and Reject.
 
 What somebody may see is `flow.inbox`'s business, what they may decide the policy's: every decision ends in
-`approvals.decide`, for the request whose hash the page carried.
+`approvals.decide`, another amount in `changes.change_amount`, for the request whose hash the page carried.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from urllib.parse import urlencode
 
 from aiohttp import web
 
-from bot.answers import Misfilled
-from bot.forms import Filled, Form, Refused, reason_of, verdict_of
+from bot.answers import Misfilled, sentence
+from bot.forms import Filled, Form, Refused, hash_of, reason_of, verdict_of
 from bot.live import Live, stream
 from bot.people import MembershipUnknown, for_lists, unknown_kept, with_groups
 from bot.pool import on_pool
@@ -27,6 +27,7 @@ from bot.shapes import ApprovalStatus
 from bot.site import Site, see_other
 from flow import inputs
 from flow.approvals import approval_of, decide
+from flow.changes import change_amount
 from flow.database import AWAY, Connection
 from flow.errors import BadInput, FlowError, GroupsUnknown, NotAllowed, UnknownApproval
 from flow.inbox import (
@@ -72,6 +73,7 @@ def inbox_routes(site: Site, live: Live) -> list[web.RouteDef]:
         web.post("/approvals/bulk", page(inbox.decide_many)),
         web.get(_ONE, page(inbox.show_one)),
         web.post(_ONE, page(inbox.decide_one)),
+        web.post(f"{_ONE}/amount", page(inbox.change_one)),
     ]
 
 
@@ -173,6 +175,25 @@ class _Inbox:
             if question.kind == "claim":
                 raise
             return await self._one(session, interrupt_id, Filled.of(form, question, exc))
+        return see_other(f"/approvals/{interrupt_id}")
+
+    async def change_one(self, request: web.Request) -> web.Response:
+        """Ask for another amount instead."""
+        session, form = await self._form(request)
+        interrupt_id = inputs.parse_interrupt_id(request.match_info["interrupt_id"])
+        amount, reason, request_hash = form.one("amount").strip(), reason_of(form), hash_of(form)
+
+        async def change(conn: Connection, known: Person) -> None:
+            await self._visible(conn, interrupt_id, known)
+            await change_amount(
+                conn, interrupt_id, known, amount=amount, reason=reason, door="web", request_hash=request_hash
+            )
+
+        try:
+            await self._as(session.person, change)
+        except BadInput as exc:
+            filled = Filled(amount=amount, reason=reason, errors={"amount": sentence(exc)})
+            return await self._one(session, interrupt_id, filled)
         return see_other(f"/approvals/{interrupt_id}")
 
     # Many at once

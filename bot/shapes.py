@@ -106,6 +106,23 @@ class NewDecision(_Request):
     answer: Answer | None = Field(default=None, description="What there is to say beyond yes or no, if the flow asks.")
 
 
+class NewAmount(_Request):
+    """Another amount, to be asked for instead."""
+
+    amount: Amount = Field(description="In the claim's currency, with no more decimals than it has.")
+    approver: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_NAME,
+        description="Signed: which of the endpoint's people asks. With a token: nothing, or the token itself.",
+    )
+    reason: str = Field(default="", max_length=MAX_NOTE)
+    interrupt_id: InterruptId | None = Field(
+        default=None, description="What is changed, once more: a signature covers the body and not the path."
+    )
+    request_hash: RequestHash | None = Field(default=None, description="Of the request as the approver was shown it.")
+
+
 class _Query(BaseModel):
     """Everything comes as text here."""
 
@@ -189,6 +206,7 @@ class Approval(BaseModel):
     escalated_at: datetime | None
     changed_to: dict[str, str] | None = Field(description="Superseded by a request for this.")
     changed_by: str | None
+    changed_for: str | None = Field(description="Whose voice it was, if that person is away and gave it to this one.")
     changed_why: str
     decisions: list[Decision]
 

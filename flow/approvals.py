@@ -40,8 +40,8 @@ from flow.text import bare_name, canonical
 COLUMNS = sql.SQL(
     "interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers, required, status, requested_at,"
     " expires_at, settled_at, withdrawn_by, withdrawn_why, rank, on_expiry, escalate_to, expires_after_s, escalated_at,"
-    " self_approval, step_up, post_to, channel, changed_to, changed_by,"
-    " changed_why, raised_by, step, steps,"
+    " self_approval, step_up, post_to, channel, changed_to - 'for' AS changed_to, changed_to->>'for' AS changed_for,"
+    " changed_by, changed_why, raised_by, step, steps,"
     " coalesce(fingerprint = approval_fingerprint(approvals), status <> 'pending') AS whole"
 )
 # What somebody is told instead of having decided; a value that cannot be used is none of these.
@@ -386,7 +386,7 @@ def _settled_otherwise(approval: Approval) -> FlowError:
     if approval.status == "expired" and approval.settled_at is not None:
         return ApprovalExpired(approval.interrupt_id, approval.expires_at or approval.settled_at)
     by = approval.settled_by
-    who = by.who if by else approval.withdrawn_by or approval.changed_by or "the flow"
+    who = by.who if by else approval.withdrawn_by or approval.changer(str) or "the flow"
     return AlreadyDecided(approval.interrupt_id, approval.status, who, approval.settled_at)
 
 

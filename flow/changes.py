@@ -89,10 +89,12 @@ async def _supersede(conn: Connection, approval: Approval, change: Change) -> Ap
 
     Those of other tiers, too: what they said yes to is not asked for any more.
     """
+    for_whom = {"for": change.for_whom} if change.for_whom else {}
     await conn.execute(
         "UPDATE approvals SET status = 'superseded', settled_at = clock_timestamp(), changed_to = %s, changed_by = %s,"
         " changed_why = %s WHERE interrupt_id = %s",
-        (Jsonb(change.to), change.by, change.why, approval.interrupt_id),
+        # With it, for whom: it is taken out again where the row is read.
+        (Jsonb(change.to | for_whom), change.by, change.why, approval.interrupt_id),
     )
     rows = await conn.execute(
         sql.SQL(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -180,9 +181,10 @@ class Approval:
     # Its place among the requests that the thread is to make, of how many; None: it is the only one, or nobody knows.
     step: int | None = None
     steps: int | None = None
-    # Superseded by a request for this, proposed by this person.
+    # Superseded by a request for this, proposed by this person, with the voice of that one who is away.
     changed_to: dict[str, Any] | None = None
     changed_by: str | None = None
+    changed_for: str | None = None
     changed_why: str = ""
     # Names of whoever raised the amount to this one.
     raised_by: tuple[str, ...] = ()
@@ -197,6 +199,10 @@ class Approval:
             return None
         wanted = "reject" if self.status == "rejected" else "approve"
         return next((d for d in reversed(self.votes) if d.verdict == wanted), None)
+
+    def changer(self, written: Callable[[str], str]) -> str:
+        """Who proposed what it was superseded by, and for whom, each key written like this; empty if nobody did."""
+        return " for ".join(written(key) for key in (self.changed_by, self.changed_for) if key)
 
     @property
     def votes(self) -> tuple[Decision, ...]:

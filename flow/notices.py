@@ -10,6 +10,7 @@ outcome only where the attempt is still its own.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal
 
 from flow.database import Connection, ring
@@ -196,6 +197,44 @@ async def failures_of(conn: Connection, thread_id: str) -> list[tuple[str, str]]
         {"id": thread_id},
     )
     return [(row["kind"], row["error"]) for row in await rows.fetchall()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undelivered:
+    """What should be shown by now and is not: refused for good, or waiting for longer than it should."""
+
+    failed: int
+    waiting: int
+    # Of the oldest; no `since` if it failed before there was an audit log.
+    kind: str
+    thread_id: str
+    since: datetime | None
+    # The newest that there is.
+    error: str | None
+
+
+async def undelivered(conn: Connection, *, patience_s: float) -> Undelivered | None:
+    """Every notice that failed, or waits for longer than `patience_s`; None if there is none.
+
+    One that is tried again and again is due only in a moment, always. A card or reply of that kind has waited since the
+    newest thing that is recorded of its thread: it tells of that, or of something older.
+    """
+    row = await (
+        await conn.execute(
+            "SELECT count(*) FILTER (WHERE status = 'failed') AS failed,"
+            " count(*) FILTER (WHERE status <> 'failed') AS waiting,"
+            " (array_agg(kind ORDER BY since, id))[1] AS kind,"
+            " (array_agg(thread_id ORDER BY since, id))[1] AS thread_id, min(since) AS since,"
+            " (array_agg(error ORDER BY since DESC NULLS LAST, id DESC) FILTER (WHERE error IS NOT NULL))[1] AS error"
+            " FROM (SELECT n.id, n.kind, n.thread_id, n.status, n.error, CASE"
+            " WHEN n.status = 'failed' OR (n.error IS NOT NULL AND n.kind IN ('card', 'reply'))"
+            " THEN least(n.due_at, (SELECT max(at) FROM audit a WHERE a.thread_id = n.thread_id)) ELSE n.due_at END"
+            " AS since FROM notices n WHERE n.status = 'failed' OR n.due_at IS NOT NULL) undelivered"
+            " WHERE status = 'failed' OR since < clock_timestamp() - %s * interval '1 second'",
+            (patience_s,),
+        )
+    ).fetchone()
+    return Undelivered(**row) if row and row["failed"] + row["waiting"] else None
 
 
 async def retry_failed(conn: Connection) -> int:

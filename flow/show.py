@@ -275,6 +275,7 @@ def approval_as_json(approval: Approval) -> dict[str, Any]:
         "escalated_at": approval.escalated_at and approval.escalated_at.isoformat(),
         "changed_to": approval.changed_to and {k: v for k, v in approval.changed_to.items() if k == "amount"},
         "changed_by": approval.changed_by,
+        "changed_for": approval.changed_for,
         "changed_why": approval.changed_why,
         "decisions": [decision_as_json(decision) for decision in approval.decisions],
     }
@@ -328,7 +329,8 @@ def changed_in_words(approval: Approval) -> str:
     if approval.changed_to is None:
         return ""
     amount = approval.changed_to.get("amount")
-    return f"to {amount or 'the policy of that day'} by {approval.changed_by}"
+    why = f": {visible(approval.changed_why)}" if approval.changed_why else ""
+    return f"to {amount or 'the policy of that day'} by {approval.changer(visible)}{why}"
 
 
 def _decided(approval: Approval | None) -> str:

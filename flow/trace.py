@@ -131,8 +131,9 @@ def _by_whom(approval: Approval) -> str:
     if approval.withdrawn_by:
         return f"by {approval.withdrawn_by}: {approval.withdrawn_why}".rstrip(": ")
     if approval.changed_to and approval.changed_by:
-        amounts = f"{approval.changed_to['amount']} instead of {approval.request['amount']}"
-        return f"by {approval.changed_by}, who asks for {amounts}: {approval.changed_why}".rstrip(": ")
+        amount = approval.changed_to.get("amount")
+        wanted = f"{amount} instead of {approval.request['amount']}" if amount else "the same, by the policy of then"
+        return f"by {approval.changer(str)}, who asks for {wanted}: {approval.changed_why}".rstrip(": ")
     return ""
 
 

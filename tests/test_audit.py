@@ -671,6 +671,36 @@ async def test_a_long_chain_is_sealed_and_read_in_pages(conn: Connection) -> Non
     assert str(await wrong_with(conn)).startswith(f"row {last - 1}, at position {BORN + many - 1}, was changed")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("UPDATE audit SET who = 'cli:eve' WHERE id = {d}", "row {d}, at position {p}, was changed"),
+        ("DELETE FROM audit WHERE id = {e}", "row {e} is missing"),
+        ("DELETE FROM audit_seals WHERE audit_id = {d}", "a row between row {c} and row {e} is missing"),
+        ("DELETE FROM audit_seals WHERE audit_id = {e}", "what came after row {d}, at position {p}, is cut off"),
+        ("DELETE FROM audit_seals", "all rows are cut off"),
+        ("UPDATE audit SET who = 'cli:eve' WHERE id = {c}", None),
+    ],
+)
+async def test_the_end_of_a_chain_can_be_verified_by_itself(
+    conn: Connection, five: list[int], wrong: str, said: str | None
+) -> None:
+    names = dict(zip("abcdep", [*five, BORN + 4], strict=True))
+    found = await verify(conn, newest=2)
+    assert (found.wrong, found.head.position, found.last_id) == (None, BORN + 5, names["e"])
+    await tamper(conn, wrong.format(**names))
+    found = await verify(conn, newest=2)
+    assert found.wrong is None if said is None else str(found.wrong).startswith(said.format(**names))
+    assert await wrong_with(conn)
+
+
+async def test_a_row_without_a_seal_is_found_at_the_end_of_a_chain(conn: Connection, five: list[int]) -> None:
+    await add(conn, "f")
+    await tamper(conn, "DELETE FROM audit_unsealed")
+    found = await verify(conn, newest=2)
+    assert f"row {five[-1] + 1} has no seal" in str(found.wrong)
+
+
 # At the command line
 
 

@@ -136,6 +136,7 @@ def _situations(draw: st.DrawFn) -> tuple[Approval, Thread, Payment | None, Advi
         escalated_at=draw(st.none() | _TIME),
         changed_to=draw(st.none() | st.just({"amount": "1.00"})),
         changed_by=draw(st.none() | _TEXT | st.sampled_from(_MEMBERS)),
+        changed_for=draw(st.none() | _TEXT | st.sampled_from(_MEMBERS)),
         changed_why=draw(_TEXT),
         status=draw(st.sampled_from(["pending", "approved", "rejected", "expired", "withdrawn", "superseded"])),
         expires_at=draw(st.none() | _TIME),
@@ -429,6 +430,15 @@ def test_what_was_superseded_says_what_is_asked_instead_and_never_that_it_was_pa
         (
             {"status": "superseded", "changed_to": {"amount": "200.00"}, "changed_by": "slack:T01TEST/U02BOB"},
             "Already superseded: U02BOB asks for 200.00 USD instead of 250.00 USD.",
+        ),
+        (
+            {
+                "status": "superseded",
+                "changed_to": {"amount": "200.00"},
+                "changed_by": "slack:T01TEST/U02BOB",
+                "changed_for": "slack:T01TEST/U01ALICE",
+            },
+            "Already superseded: U02BOB for U01ALICE asks for 200.00 USD instead of 250.00 USD.",
         ),
     ],
 )

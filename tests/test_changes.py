@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bot.outcomes import superseded_line
 from flow.approvals import approval_of, approvals_of, decide
 from flow.changes import change_amount, refresh
 from flow.database import Connection
+from flow.delegations import away
 from flow.drive import drive
 from flow.errors import AlreadyDecided, BadInput, NotAllowed, NothingToDecide, StaleRequest, Tampered, Unaskable
 from flow.flows import Flows
 from flow.model import Approval, Person
 from flow.policy import Policy, Rule, Tier, Tiers
+from flow.show import approval_as_json, changed_in_words, stories_of
 from flow.threads import thread_of
+from flow.trace import trace_of
+from tests.api_door import Program, api_in_process, token
 from tests.command import Terminal
 from tests.driving import money, run
 from tests.people import ALICE, BOB, CAROL, EVE, NO, POLICY, YES, ask, start_claim
@@ -249,6 +255,9 @@ async def test_every_tier_is_asked_anew_by_it_and_votes_so_far_are_void(conn: Co
     rules = (Rule(tier=manager, over={"USD": Decimal(100)}), Rule(tier=vp, over={"USD": Decimal(1000)}))
     await refresh(conn, Tiers(rules=rules), "t1", by="cli:ann")
     assert [each.status for each in (await approvals_of(conn, ["t1"]))["t1"]] == ["superseded", "superseded"]
+    [story] = await stories_of(conn, [await thread_of(conn, "t1")])
+    ends = [event.detail for event in (await trace_of(conn, story)).events if event.what == "Superseded"]
+    assert "by cli:ann, who asks for the same, by the policy of then" in ends
     for person in (ALICE, BOB, EVE):
         assert await run(conn, flows, policy=TWO) == "waiting"
         await decide(conn, (await newest(conn)).interrupt_id, person, YES)
@@ -369,3 +378,87 @@ async def test_the_command_line_shows_what_is_asked_for_and_not_what_was_filed(
     assert "9000.00 USD" in listed and "9000.00 USD" in shown.out
     story = terminal.run("show", "--thread", "t1", "--json").json
     assert (story["amount"], story["input"]["amount"], story["changed"]) == ("9000.00", "250.00", {"amount": "9000.00"})
+
+
+async def test_a_delegate_who_changes_it_is_named_with_the_one_who_is_away(conn: Connection, flows: Flows) -> None:
+    first = await waiting(conn, flows)
+    async with conn.transaction():
+        until = datetime.now(UTC) + timedelta(days=1)
+        await away(conn, ALICE, to=EVE.key, until=until, made_by=ALICE.key)
+    for _ in range(2):
+        superseded = await change(conn, first, EVE, "200")
+        assert (superseded.changed_to, superseded.changed_by, superseded.changed_for) == (
+            {"amount": "200.00"}, EVE.key, ALICE.key
+        )  # fmt: skip
+    both = f"{EVE.key} for {ALICE.key}"
+    assert superseded_line(superseded).startswith("Superseded: <@U66EVE> for <@U01ALICE> asks for 200.00 USD")
+    with pytest.raises(AlreadyDecided, match=f"superseded by {both}"):
+        await decide(conn, first.interrupt_id, BOB, YES)
+    [story] = await stories_of(conn, [await thread_of(conn, "t1")])
+    assert changed_in_words(superseded) == f"to 200.00 by {both}"
+    [event] = [event for event in (await trace_of(conn, story)).events if event.what == "Superseded"]
+    assert event.detail == f"by {both}, who asks for 200.00 instead of 250.00"
+    shown = approval_as_json(superseded)
+    assert (shown["changed_to"], shown["changed_by"], shown["changed_for"]) == (
+        {"amount": "200.00"}, EVE.key, ALICE.key
+    )  # fmt: skip
+    # Whoever is on the list themselves speaks for themselves.
+    own = await change(conn, await newest_after(conn, flows), BOB, "180")
+    assert (own.changed_by, own.changed_for) == (BOB.key, None)
+
+
+async def newest_after(conn: Connection, flows: Flows) -> Approval:
+    """What waits after the thread was driven."""
+    assert await run(conn, flows) == "waiting"
+    return await newest(conn)
+
+
+# Doors: tests/test_every_door.py has them all
+
+
+async def test_a_program_asks_for_another_amount_in_its_own_name(
+    database_url: str, conn: Connection, flows: Flows
+) -> None:
+    policy = Tiers(rules=(Rule(tier=Tier(name="robots", approvers=("api:robot",)), over={"USD": Decimal(100)}),))
+    first = await waiting(conn, flows, policy)
+    path, said = f"/api/approvals/{first.interrupt_id}/amount", {"amount": "200", "reason": "as the order says"}
+    async with api_in_process(database_url) as url, Program(url, await token(conn)) as robot:
+        for wrong in ({}, {"amount": 200}, {"amount": "-1"}, said | {"currency": "EUR"}):
+            assert (await robot.post(path, wrong)).status == 400
+        for wrong in ({"amount": "200.001"}, {"amount": "250"}, said | {"interrupt_id": "0" * 32}):
+            assert (await robot.post(path, wrong)).status == 422
+        assert (await robot.post(path, said | {"approver": "carol"})).status == 403
+        assert (await robot.post(path, said | {"request_hash": "0" * 64})).status == 409
+        for _ in range(2):
+            answer = await robot.post(path, said)
+            assert (answer.status, answer.body["status"], answer.body["changed_to"]) == (
+                200, "superseded", {"amount": "200.00"}
+            )  # fmt: skip
+            assert (answer.body["changed_by"], answer.body["changed_why"]) == ("api:robot", "as the order says")
+        assert (await robot.post(path, {"amount": "300"})).status == 409
+        assert (await robot.post(f"/api/approvals/{'0' * 32}/amount", said)).status == 404
+    row = await one_row(conn, "SELECT who, door FROM audit WHERE kind = 'approval.changed'")
+    assert row == {"who": "api:robot", "door": "api"}
+    assert (await thread_of(conn, "t1")).asks_for["amount"] == "200.00"
+
+
+def test_the_command_line_asks_for_another_amount(tmp_path: Path, database_url: str) -> None:
+    terminal = Terminal(tmp_path, DATABASE_URL=database_url)
+    terminal.run("start", "--thread", "t1", "--amount", "250")
+    assert terminal.run("change", "--thread", "t1").code == 2
+    assert terminal.run("change", "--thread", "t2", "--amount", "200").code == 1
+    wrong = terminal.run("change", "--thread", "t1", "--amount", "1,000")
+    assert (wrong.code, "write digits" in wrong.err) == (2, True)
+    changed = terminal.run("change", "--thread", "t1", "--amount", "200", "--reason", "two chairs", "--json").json
+    assert (changed["status"], changed["amount"], changed["approval"]["status"]) == ("waiting", "200.00", "pending")
+    again = terminal.run("change", "--thread", "t1", "--amount", "200")
+    assert (again.code, "--interrupt" in again.err) == (1, True)
+    named = "--interrupt", changed["approval"]["interrupt_id"]
+    for _ in range(2):
+        # The same again is a success that changes nothing.
+        done = terminal.run("change", "--thread", "t1", "--amount", "180", *named)
+        assert (done.code, done.out.startswith("t1: 180.00 USD is waiting")) == (0, True)
+    late = terminal.run("change", "--thread", "t1", "--amount", "170", *named)
+    assert (late.code, "already superseded by cli:ann" in late.err) == (1, True)
+    rows = terminal.run("audit", "--thread", "t1", "--json").json
+    assert [(row["who"], row["door"]) for row in rows if row["kind"] == "approval.changed"] == [("cli:ann", "cli")] * 2

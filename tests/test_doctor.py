@@ -17,11 +17,16 @@ from pydantic import SecretStr
 
 from bot import doctor
 from bot.doctor import Finding, examine
+from flow import audit
+from flow.database import Connection
 from flow.settings import Settings
 from tests.command import ROOT
 from tests.model_server import KEY, FaultyModel, advice, content, error
+from tests.people import ask
+from tests.rows import value
+from tests.test_audit import BORN, tamper
 
-SCOPES = "chat:write,channels:history,groups:history"
+SCOPES = "chat:write,channels:history,groups:history,commands,users:read"
 
 
 @dataclass
@@ -79,7 +84,7 @@ async def test_where_all_is_well_nothing_is_wrong(database_url: str, slack: Slac
     found = await findings(settings_at(database_url, slack))
     assert [finding.what for finding in found.values() if not finding.ok] == []
     assert list(found) == [
-        *("database", "clock", "locks", "flows", "policy", "payments", "model"),
+        *("database", "clock", "locks", "audit", "messages", "flows", "policy", "payments", "model"),
         *("Slack token", "Slack scopes", "SLACK_CHANNEL", "SLACK_OPS_CHANNEL", "SLACK_APP_TOKEN"),
     ]
     assert found["policy"].found == "over 100 USD, and in any other currency, one of U01ALICE"
@@ -95,6 +100,42 @@ async def test_a_clock_that_is_wrong_is_found(
     assert not clock.ok
     assert f"{word} this machine's" in clock.found
     assert "NTP" in clock.fix
+
+
+async def test_an_audit_log_that_was_changed_is_found(database_url: str, conn: Connection) -> None:
+    await audit.record(conn, "login.made", who="cli:ann", door="cli", for_whom="a")
+    found = (await findings(settings_at(database_url)))["audit"]
+    assert (found.ok, found.found) == (True, f"{BORN + 1} rows, of which the newest {BORN + 1} are whole")
+    row = await value(conn, "SELECT max(id) FROM audit")
+    await tamper(conn, f"UPDATE audit SET who = 'cli:eve' WHERE id = {row}")
+    found = (await findings(settings_at(database_url)))["audit"]
+    assert (found.ok, found.found.startswith(f"row {row}, at position {BORN + 1}, was changed")) == (False, True)
+    assert "audit verify" in found.fix
+
+
+async def test_messages_that_slack_refused_or_nobody_sends_are_found(
+    database_url: str, conn: Connection, slack: Slack
+) -> None:
+    settings = settings_at(database_url, slack)
+    await ask(conn)
+    assert (await findings(settings))["messages"].ok
+    await conn.execute("UPDATE notices SET due_at = '2026-01-02 03:04:05Z'")
+    found = (await findings(settings))["messages"]
+    assert not found.ok
+    assert found.found == (
+        "1 waiting for more than 10 minutes; the oldest is the card of thread t1, since 2026-01-02 03:04 UTC;"
+        " nobody has tried: no bot runs"
+    )
+    await ask(conn, "t2")
+    await conn.execute(
+        "UPDATE notices SET status = 'failed', due_at = NULL, error = 'not_in_channel: x' WHERE thread_id = 't2'"
+    )
+    found = (await findings(settings))["messages"]
+    assert found.found.startswith("1 failed for good, 1 waiting for more than 10 minutes; the oldest is the card of")
+    assert found.found.endswith("; the last error: not_in_channel: x")
+    assert "claim_flow.py deliver" in found.fix
+    # Without Slack nobody is to be told.
+    assert "messages" not in await findings(settings_at(database_url))
 
 
 @pytest.mark.parametrize(
@@ -124,9 +165,9 @@ async def test_what_slack_refuses_is_said_with_its_fix(
 
 
 async def test_a_missing_scope_is_found(database_url: str, slack: Slack) -> None:
-    slack.scopes = "chat:write, groups:history"
+    slack.scopes = "chat:write, groups:history, commands"
     scopes = (await findings(settings_at(database_url, slack)))["Slack scopes"]
-    assert (scopes.ok, scopes.found) == (False, "channels:history missing")
+    assert (scopes.ok, scopes.found) == (False, "channels:history, users:read missing")
     assert "manifest.yml" in scopes.fix
 
 
@@ -143,7 +184,7 @@ def ruled(folder: Path, *, group: str = "U02BOB", post_to: str = "channel") -> d
     ("rules", "missing"),
     [
         ({}, None),
-        ({"group": "@finance"}, "usergroups:read, users:read missing"),
+        ({"group": "@finance"}, "usergroups:read missing"),
         ({"post_to": "both"}, "im:write, im:history missing"),
     ],
     ids=str,
@@ -154,16 +195,19 @@ async def test_a_scope_is_missing_only_if_the_policy_needs_it(
     given = ruled(tmp_path, **rules)
     scopes = (await findings(settings_at(database_url, slack, **given)))["Slack scopes"]
     assert (scopes.ok, None if scopes.ok else scopes.found) == (missing is None, missing)
-    slack.scopes = f"{SCOPES},usergroups:read,users:read,im:write,im:history"
+    slack.scopes = f"{SCOPES},usergroups:read,im:write,im:history"
     assert (await findings(settings_at(database_url, slack, **given)))["Slack scopes"].ok
 
 
-async def test_the_scopes_of_the_manifest_are_all_that_a_policy_needs(
+async def test_the_scopes_of_the_manifest_are_what_is_needed_and_no_more(
     database_url: str, slack: Slack, tmp_path: Path
 ) -> None:
-    slack.scopes = ",".join(re.findall(r"^      - (\S+)$", (ROOT / "manifest.yml").read_text(), re.MULTILINE))
+    slack.scopes = ""
     given = ruled(tmp_path, group="@finance", post_to="both")
-    assert (await findings(settings_at(database_url, slack, **given)))["Slack scopes"].ok
+    scopes = (await findings(settings_at(database_url, slack, **given)))["Slack scopes"]
+    manifest = (ROOT / "manifest.yml").read_text().partition("    bot:\n")[2].partition("\nsettings:")[0]
+    in_manifest = re.findall(r"^      - (\S+)$", manifest, re.MULTILINE)
+    assert sorted(scopes.found.removesuffix(" missing").split(", ")) == sorted(in_manifest)
 
 
 async def test_a_user_group_that_slack_does_not_have_is_named(database_url: str, slack: Slack, tmp_path: Path) -> None:
@@ -211,7 +255,7 @@ async def test_slack_without_approvers_is_wrong_and_the_command_line_without_the
 
 async def test_a_policy_file_is_told_or_what_is_wrong_with_it(database_url: str, tmp_path: Path) -> None:
     path = tmp_path / "rules.toml"
-    given: dict[str, Any] = {"approvers": "", "policy_file": path}
+    given: dict[str, Any] = {"approvers": "", "policy_file": path, "public_url": "https://claims.example.com"}
     path.write_text((ROOT / "policy.example.toml").read_text())
     told = (await findings(settings_at(database_url, **given)))["policy"]
     assert told.ok and "vp: 2 of U03DANA, U04EMIL, webhook:acme:carol, within 7 days" in told.found

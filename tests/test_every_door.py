@@ -1,11 +1,12 @@
 """Every door, and everybody who may not decide: one table. What a person was shown while they might is sent later.
 
-Each door's own ways to be nobody (a used link, a revoked token, a session that has ended, another's signature) are in
-the table too.
+Whoever asks for another amount decides as well, so each door's way to that is in the table, as a door of its own. So
+are each door's own ways to be nobody (a used link, a revoked token, a session that has ended, another's signature).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -25,12 +26,12 @@ from flow.inputs import mail_person
 from flow.policy import Tier
 from flow.sessions import end_session
 from flow.tokens import revoke_token
-from tests.api_door import OTHER_SECRET, SECRET, Program, api_in_process, token
+from tests.api_door import OTHER_SECRET, SECRET, Program, api_in_process, signed, token
 from tests.browsing import Visitor, pages_in_process, signed_in_at_once
 from tests.local_slack import SIGNING_SECRET
 from tests.people import ANN, NO, ask, slack_person
 from tests.rows import RENEW_FINGERPRINTS, all_rows, value
-from tests.slack_door import Caller, client_of
+from tests.slack_door import Caller, client_of, errors_in, typed_in
 
 # How each door's own person is written in a list of approvers.
 NAMES = {
@@ -39,6 +40,14 @@ NAMES = {
     "api": "api:robot",
     "inbox": "U05DANA",
     "link": "dana@example.com",
+    "amount in Slack": "U05DANA",
+    "amount by webhook": "webhook:acme:carol",
+    "amount by API": "api:robot",
+    "amount in the inbox": "U05DANA",
+}
+# What the audit log calls the door of each, and what has become of the request then.
+DOORS = {"inbox": "web", "amount in Slack": "slack", "amount by webhook": "webhook", "amount by API": "api"} | {
+    "amount in the inbox": "web"
 }
 DANA, DANA_BY_MAIL = slack_person("U05DANA", "Dana"), mail_person("dana@example.com")
 
@@ -63,16 +72,51 @@ class Doors:
     program: Program
     visitor: Visitor
 
+    async def prepare(self, door: str, interrupt_id: str, **how: Any) -> Send:
+        """What this door's own person would send."""
+        send: Send = await getattr(self, door.lower().replace(" ", "_"))(interrupt_id, **how)
+        return send
+
+    async def nothing_done(self) -> bool:
+        """Whether every request is as it was asked."""
+        return not await all_rows(self.conn, "SELECT 1 FROM decisions") and not await all_rows(
+            self.conn, "SELECT 1 FROM approvals WHERE status <> 'pending'"
+        )
+
     async def slack(self, interrupt_id: str, **_: Any) -> Send:
         body = await self.caller.body_of(self.conn, interrupt_id, by="U05DANA")
 
         async def send() -> int:
             answered = await self.caller.click(body)
             # A click that was refused is answered like any other; its note says so in private.
-            refused = answered.status == 200 and not await all_rows(self.conn, "SELECT 1 FROM decisions")
-            return 403 if refused else answered.status
+            return 403 if answered.status == 200 and await self.nothing_done() else answered.status
 
         return send
+
+    async def amount_in_slack(self, interrupt_id: str, **_: Any) -> Send:
+        values = typed_in(amount="200", reason="")
+        form = await self.caller.form_of(self.conn, interrupt_id, values, by="U05DANA", callback_id="change-amount")
+
+        async def send() -> int:
+            answered = await self.caller.click(form)
+            return 403 if errors_in(answered) else answered.status
+
+        return send
+
+    async def amount_by_webhook(self, interrupt_id: str, *, secret: str = SECRET, **_: Any) -> Send:
+        raw = json.dumps({"amount": "200", "approver": "carol"}).encode()
+
+        async def send() -> int:
+            path = f"/api/approvals/{interrupt_id}/amount"
+            return (await self.program.ask("POST", path, raw=raw, headers=signed(raw, secret=secret))).status
+
+        return send
+
+    async def amount_by_api(self, interrupt_id: str, **_: Any) -> Send:
+        return await self.api(interrupt_id, path="amount", said={"amount": "200"})
+
+    async def amount_in_the_inbox(self, interrupt_id: str, **_: Any) -> Send:
+        return await self.inbox(interrupt_id, button="Ask anew", amount="200")
 
     async def webhook(self, interrupt_id: str, *, secret: str = SECRET, **_: Any) -> Send:
         said = {"decision": "approve", "approver": "carol"}
@@ -82,28 +126,27 @@ class Doors:
 
         return send
 
-    async def api(self, interrupt_id: str, **_: Any) -> Send:
+    async def api(self, interrupt_id: str, *, path: str = "decision", said: Any = None, **_: Any) -> Send:
         secret = await token(self.conn, scopes=("decide",))
 
         async def send() -> int:
             answered = await self.program.post(
-                f"/api/approvals/{interrupt_id}/decision",
-                {"decision": "approve"},
+                f"/api/approvals/{interrupt_id}/{path}",
+                said or {"decision": "approve"},
                 headers={"Authorization": f"Bearer {secret}"},
             )
             return answered.status
 
         return send
 
-    async def inbox(self, interrupt_id: str, **_: Any) -> Send:
+    async def inbox(self, interrupt_id: str, *, button: str = "Approve", **typed: str) -> Send:
         await signed_in_at_once(self.conn, self.site, self.visitor, DANA)
         page = await self.visitor.get(f"/approvals/{interrupt_id}")
 
         async def send() -> int:
-            status = (await self.visitor.press(page, "Approve")).status
+            status = (await self.visitor.press(page, button, **typed)).status
             # 303 leads on: to the request after a decision, to the sign-in page without a session.
-            signed_out = status == 303 and not await all_rows(self.conn, "SELECT 1 FROM decisions")
-            return 401 if signed_out else status
+            return 401 if status == 303 and await self.nothing_done() else status
 
         return send
 
@@ -160,15 +203,18 @@ SINCE: dict[str, LiteralString] = {
     "shown another request": "UPDATE approvals SET request_hash = repeat('0', 64) WHERE %(name)s <> ''",
 }
 # These two name the row and show nothing that could be another: an approval's request never changes.
-SHOWS_NOTHING = [("webhook", "shown another request"), ("api", "shown another request")]
+SHOWS_NOTHING = [(door, "shown another request") for door in ("webhook", "api", "amount by webhook", "amount by API")]
 
 
 @pytest.mark.parametrize("door", NAMES)
 async def test_whoever_may_decide_does(doors: Doors, conn: Connection, door: str) -> None:
     interrupt_id = await ask(conn, tier=Tier(name="approval", approvers=(NAMES[door],)))
-    send = await getattr(doors, door)(interrupt_id)
+    send = await doors.prepare(door, interrupt_id)
     assert await send() in (200, 303)
-    assert (await approval_of(conn, interrupt_id)).status == "approved"
+    approval = await approval_of(conn, interrupt_id)
+    assert approval.status == ("superseded" if door.startswith("amount") else "approved")
+    recorded = await value(conn, "SELECT door FROM audit WHERE kind IN ('approval.changed', 'approval.decided')")
+    assert recorded == DOORS.get(door, door)
 
 
 @pytest.mark.parametrize(
@@ -178,54 +224,51 @@ async def test_whoever_may_not_decide_does_not(doors: Doors, conn: Connection, d
     tier = Tier(name="approval", approvers=(NAMES[door],))
     interrupt_id = await ask(conn, tier=tier)
     await ask(conn, "t2", tier=tier)
-    send = await getattr(doors, door)(interrupt_id)
+    send = await doors.prepare(door, interrupt_id)
     await conn.execute(SINCE[who], {"name": NAMES[door]})
     await conn.execute(RENEW_FINGERPRINTS)
     assert 400 <= await send() < 500
-    assert await all_rows(conn, "SELECT * FROM decisions") == []
+    assert await doors.nothing_done()
     assert await value(conn, "SELECT count(*) FROM threads WHERE wakes > 0") == 0
 
 
 @pytest.mark.parametrize("door", NAMES)
 async def test_what_was_settled_the_other_way_stays(doors: Doors, conn: Connection, door: str) -> None:
     interrupt_id = await ask(conn, tier=Tier(name="approval", approvers=(NAMES[door],)))
-    send = await getattr(doors, door)(interrupt_id)
+    send = await doors.prepare(door, interrupt_id)
     await decide(conn, interrupt_id, ANN, NO)
     await send()
     assert await value(conn, "SELECT array_agg(person) FROM decisions") == [ANN.key]
     assert (await approval_of(conn, interrupt_id)).status == "rejected"
 
 
-async def another_senders_secret(doors: Doors, interrupt_id: str) -> Send:
-    return await doors.webhook(interrupt_id, secret=OTHER_SECRET)
+async def another_senders_secret(doors: Doors, door: str, interrupt_id: str) -> Send:
+    return await doors.prepare(door, interrupt_id, secret=OTHER_SECRET)
 
 
-async def a_revoked_token(doors: Doors, interrupt_id: str) -> Send:
-    send = await doors.api(interrupt_id)
+async def a_revoked_token(doors: Doors, door: str, interrupt_id: str) -> Send:
+    send = await doors.prepare(door, interrupt_id)
     await revoke_token(doors.conn, "robot", by="cli:ann")
     return send
 
 
-async def a_session_that_was_ended(doors: Doors, interrupt_id: str) -> Send:
-    secret = await signed_in_at_once(doors.conn, doors.site, doors.visitor, DANA)
-    page = await doors.visitor.get(f"/approvals/{interrupt_id}")
+async def a_session_that_was_ended(doors: Doors, door: str, interrupt_id: str) -> Send:
+    send = await doors.prepare(door, interrupt_id)
+    cookie = doors.visitor.cookies[doors.site.cookie_name("session")]
+    secret = doors.site.unsigned(cookie, use="session")
+    assert secret is not None
     await end_session(doors.conn, secret)
-
-    async def send() -> int:
-        answered = await doors.visitor.press(page, "Approve")
-        return 401 if answered.headers.get("Location", "").startswith("/login") else answered.status
-
     return send
 
 
-async def a_revoked_link(doors: Doors, interrupt_id: str) -> Send:
-    send = await doors.link(interrupt_id)
+async def a_revoked_link(doors: Doors, door: str, interrupt_id: str) -> Send:
+    send = await doors.prepare(door, interrupt_id)
     await doors.conn.execute("UPDATE links SET revoked_at = clock_timestamp() WHERE used_at IS NULL")
     return send
 
 
-async def a_used_link(doors: Doors, interrupt_id: str) -> Send:
-    send = await doors.link(interrupt_id)
+async def a_used_link(doors: Doors, door: str, interrupt_id: str) -> Send:
+    send = await doors.prepare(door, interrupt_id)
     await doors.conn.execute("UPDATE links SET used_at = clock_timestamp() WHERE revoked_at IS NULL")
     return send
 
@@ -238,12 +281,15 @@ async def a_used_link(doors: Doors, interrupt_id: str) -> Send:
         ("inbox", a_session_that_was_ended),
         ("link", a_revoked_link),
         ("link", a_used_link),
+        ("amount by webhook", another_senders_secret),
+        ("amount by API", a_revoked_token),
+        ("amount in the inbox", a_session_that_was_ended),
     ],
 )
 async def test_whoever_is_nobody_any_more_does_not_decide(
-    doors: Doors, conn: Connection, door: str, come_as: Callable[[Doors, str], Awaitable[Send]]
+    doors: Doors, conn: Connection, door: str, come_as: Callable[[Doors, str, str], Awaitable[Send]]
 ) -> None:
     interrupt_id = await ask(conn, tier=Tier(name="approval", approvers=(NAMES[door],)))
-    send = await come_as(doors, interrupt_id)
+    send = await come_as(doors, door, interrupt_id)
     assert 400 <= await send() < 500
-    assert await all_rows(conn, "SELECT * FROM decisions") == []
+    assert await doors.nothing_done()

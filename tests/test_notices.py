@@ -13,7 +13,7 @@ from flow import notices
 from flow.database import Connection, connect
 from flow.model import Notice
 from tests.people import ask
-from tests.rows import all_rows, one_row
+from tests.rows import all_rows, one_row, value
 
 
 @pytest.fixture
@@ -301,3 +301,38 @@ async def test_a_card_says_how_its_delivery_stands(conn: Connection) -> None:
     await notices.mark_sent(conn, sending)
     assert await notices.card_status(conn, interrupt_id) == "sent"
     assert await notices.card_status(conn, "0" * 32) is None
+
+
+async def test_what_is_sent_or_has_just_become_due_is_not_undelivered(conn: Connection) -> None:
+    assert await notices.undelivered(conn, patience_s=0.0) is None
+    await ask(conn)
+    assert await notices.undelivered(conn, patience_s=60.0) is None
+    await notices.mark_sent(conn, await leased(conn))
+    assert await notices.undelivered(conn, patience_s=0.0) is None
+
+
+async def test_what_nobody_delivers_is_undelivered_and_so_is_what_is_tried_again_and_again(conn: Connection) -> None:
+    await ask(conn)
+    card = await leased(conn)
+    await notices.mark_later(conn, card, wait_s=32, error="no answer from Slack", ambiguous=False)
+    await ask(conn, "t2")
+    await conn.execute("UPDATE notices SET due_at = clock_timestamp() - interval '1 hour' WHERE thread_id = 't2'")
+    late = await notices.undelivered(conn, patience_s=60.0)
+    assert late is not None
+    assert (late.failed, late.waiting, late.kind, late.thread_id, late.error) == (0, 1, "card", "t2", None)
+    # The other one waits as well, since it was asked for: it is due only in half a minute, as ever.
+    late = await notices.undelivered(conn, patience_s=0.0)
+    assert late is not None
+    assert (late.waiting, late.thread_id, late.error) == (2, "t2", "no answer from Slack")
+
+
+async def test_what_was_refused_is_undelivered_until_it_is_sent(conn: Connection) -> None:
+    await ask(conn)
+    await refuse(conn)
+    late = await notices.undelivered(conn, patience_s=3600.0)
+    assert late is not None
+    assert (late.failed, late.waiting, late.thread_id, late.error) == (1, 0, "t1", "not_in_channel")
+    assert late.since == await value(conn, "SELECT max(at) FROM audit")
+    await notices.retry_failed(conn)
+    await notices.mark_sent(conn, await leased(conn))
+    assert await notices.undelivered(conn, patience_s=0.0) is None

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Literal, LiteralString
 
 import psycopg
@@ -28,26 +29,42 @@ from hypothesis.stateful import (
 
 from bot import blocks
 from bot.deliver import _facts
-from flow import notices, threads
-from flow.approvals import decide
+from flow import delegations, notices, threads
+from flow.approvals import approval_of, decide
+from flow.changes import change_amount, withdraw
 from flow.database import Connection, Role, connect
 from flow.deadlines import expire_overdue
 from flow.drive import drive
 from flow.errors import DriveFailed, FlowError, ThreadExists
 from flow.flows import Flows
-from flow.model import OVER, Approval, Notice, Payment, Thread, Verdict, VerdictName
+from flow.model import OVER, Approval, Notice, Payment, Person, Thread, Verdict, VerdictName
 from tests.chance import seeded
 from tests.driving import CLAIMS
-from tests.orders import POLICY_BY_AMOUNT, STALE, TIERS, Asked, Expiry, Filed, Happened, Vote, outcomes
+from tests.orders import (
+    POLICY_BY_AMOUNT,
+    STALE,
+    TIERS,
+    Act,
+    Asked,
+    Change,
+    Expiry,
+    Filed,
+    Happened,
+    Vote,
+    Withdrawal,
+    outcomes,
+)
 from tests.people import ALICE, ANN, BOB, CAROL, EVE, start_claim
 from tests.rows import RENEW_FINGERPRINTS, all_rows, until, value
 from tests.wire import Wire
 
 _DRIVE_TIMEOUT_S = 120.0
+# Another one at the command line, who has filed nothing.
+_ZOE = Person(key="cli:zoe", name="zoe", names=frozenset({"cli:zoe"}), trusted=True)
 _PEOPLE = {person.name: person for person in (ALICE, BOB, CAROL, EVE, ANN)}
 _VERDICTS: tuple[VerdictName, ...] = ("approve", "reject")
 # The messages of a drive and of a decision on a new connection, and a few more.
-_OF_A_DRIVE, _OF_A_VOTE = 50, 20
+_OF_A_DRIVE, _OF_A_VOTE, _OF_A_CHANGE = 50, 20, 30
 # Of a drive that finds nothing to do, and of one that leaves its thread to a person.
 _OF_A_LOOK, _OF_GIVING_UP = 24, 18
 
@@ -56,7 +73,7 @@ _UNSENT: LiteralString = "SELECT * FROM notices WHERE status <> 'sent' AND kind 
 
 # How a delivery can end.
 _Delivered = Literal["sent", "unheard", "later", "failed", "dies before", "dies after"]
-_Act = Literal["drive", "vote", "retry", "expire", "evict", "deliver"]
+_Other = Literal["drive", "vote", "change", "withdraw", "retry", "expire", "evict", "deliver"]
 
 Work = Callable[[Connection], Coroutine[Any, Any, str | None]]
 
@@ -66,6 +83,10 @@ deciders = st.sampled_from(["Alice", "Bob", "Carol", "ann"])
 amounts = st.sampled_from([*TIERS])
 requesters = st.sampled_from([ANN.key, "U01ALICE"])
 verdicts = st.sampled_from(_VERDICTS)
+absent = st.sampled_from(["Alice", "Bob", "Carol"])
+delegates = st.sampled_from(["Eve", "Eve", "Bob", "Carol"])
+# A vote, mostly; each of them is made up of the same.
+acts = st.sampled_from(["vote", "vote", "vote", "change", "withdraw"])
 # Counted back from the newest.
 places = st.integers(0, 5)
 messages = st.integers(1, _OF_A_DRIVE)
@@ -95,7 +116,7 @@ class World:
         """No row is left of an earlier story, and no number of it comes again."""
         self.stories += 1
         await self.sessions["watch"].execute(
-            "DELETE FROM events; DELETE FROM links; DELETE FROM notices; DELETE FROM payments;"
+            "DELETE FROM delegations; DELETE FROM events; DELETE FROM links; DELETE FROM notices; DELETE FROM payments;"
             " DELETE FROM decisions; DELETE FROM approvals;"
             " DELETE FROM threads; DELETE FROM checkpoints; DELETE FROM checkpoint_blobs;"
             " DELETE FROM checkpoint_writes",
@@ -113,6 +134,8 @@ class Orders(RuleBasedStateMachine):
         self._filed: dict[str, Filed] = {}
         self._asked: dict[str, Asked] = {}
         self._votes: list[Vote] = []
+        # Who decides for whom: the key, by the name of whoever is away, the longest first.
+        self._away: dict[str, str] = {}
         # Rows that must never change again, by the interrupt id.
         self._settled: dict[str, dict[str, Any]] = {}
         # Deliveries under way, with what they will show; and what stands in the channel.
@@ -146,7 +169,43 @@ class Orders(RuleBasedStateMachine):
     @precondition(lambda self: self._votes)
     @rule(place=places)
     def click_again(self, place: int) -> None:
-        self._cast(self._votes[-1 - place % len(self._votes)])
+        vote = self._votes[-1 - place % len(self._votes)]
+        self._cast(replace(vote, acts_for=self._acts_for(vote.person)))
+
+    @rule(place=places, person=deciders, amount=amounts)
+    def ask_for_another_amount(self, place: int, person: str, amount: str) -> None:
+        self._cast(self._change(place, person, amount))
+
+    @precondition(lambda self: self._pending())
+    @rule(place=places, person=deciders, amount=amounts)
+    def ask_for_another_amount_in_time(self, place: int, person: str, amount: str) -> None:
+        self._cast(self._change(self._place_of_pending(place), person, amount))
+
+    @rule(place=places, person=deciders)
+    def take_back(self, place: int, person: str) -> None:
+        self._cast(self._withdrawal(place, person))
+
+    @rule(person=absent, to=delegates)
+    def go_away(self, person: str, to: str) -> None:
+        """And let somebody decide meanwhile."""
+        self._go_away(person, _PEOPLE[to])
+
+    @precondition(lambda self: self._pending())
+    @rule(person=absent, to=delegates, place=places, kind=acts, verdict=verdicts, amount=amounts)
+    def go_away_and_have_it_decided(
+        self, person: str, to: str, place: int, kind: _Other, verdict: VerdictName, amount: str
+    ) -> None:
+        self._go_away(person, _PEOPLE[to])
+        act = self._act(kind, self._place_of_pending(place), to, verdict, amount)
+        assert act is not None
+        self._cast(act)
+
+    @precondition(lambda self: self._away)
+    @rule(place=places)
+    def come_back(self, place: int) -> None:
+        person = [*self._away][place % len(self._away)]
+        self._run(delegations.end(self._door, _PEOPLE[person], by=_PEOPLE[person].key))
+        del self._away[person]
 
     @precondition(lambda self: self._unsound())
     @rule(place=places)
@@ -212,6 +271,14 @@ class Orders(RuleBasedStateMachine):
         answer = self._run(self._cut(_casting(vote), "door", {side: at}))
         self._run(self._hold_against_the_rows((vote, answer)))
 
+    @rule(place=places, person=deciders, amount=amounts, side=sides, at=st.integers(1, _OF_A_CHANGE))
+    def whoever_asks_for_another_amount_loses_the_connection(
+        self, place: int, person: str, amount: str, side: str, at: int
+    ) -> None:
+        change = self._change(place, person, amount)
+        answer = self._run(self._cut(_casting(change), "door", {side: at}))
+        self._run(self._hold_against_the_rows((change, answer)))
+
     @precondition(lambda self: self._payable())
     @rule(place=places)
     def twenty_drives_died(self, place: int) -> None:
@@ -223,9 +290,9 @@ class Orders(RuleBasedStateMachine):
         """It is driven at once, and is not paid: what was approved is not what was asked for."""
         filed = self._pending()[place % len(self._pending())]
         filed.forged, filed.sound = True, False
-        self._run(self._watch.execute("UPDATE approvals SET tier = '?' WHERE thread_id = %s", (filed.thread_id,)))
+        self._run(self._watch.execute("UPDATE approvals SET tier = '?' WHERE interrupt_id = ANY(%s)", (filed.asked,)))
         self._run(self._watch.execute(RENEW_FINGERPRINTS))
-        self._cast(self._vote([*reversed(self._asked)].index(filed.asked[-1]), "ann", "approve"))
+        self._cast(self._vote(self._place_of(filed), "ann", "approve"))
         self._run(self._drive(filed.thread_id)(self._world.sessions["one"]))
         self._run(self._hold_against_the_rows())
 
@@ -251,24 +318,26 @@ class Orders(RuleBasedStateMachine):
     @rule(
         slot=slots,
         at=messages,
-        other=st.sampled_from(["drive", "vote", "retry", "expire", "evict", "deliver"]),
+        other=st.sampled_from(["drive", "vote", "change", "withdraw", "retry", "expire", "evict", "deliver"]),
         place=places,
         person=deciders,
         verdict=verdicts,
+        amount=amounts,
     )
     def meanwhile_in_a_drive(
-        self, slot: int, at: int, other: _Act, place: int, person: str, verdict: VerdictName
+        self, slot: int, at: int, other: _Other, place: int, person: str, verdict: VerdictName, amount: str
     ) -> None:
-        vote = self._vote(place, person, verdict) if other == "vote" else None
-        filed = self._thread(slot)
-        self._run(self._both(self._drive(filed.thread_id), "drive", at, other, filed, vote))
+        act, filed = self._act(other, place, person, verdict, amount), self._thread(slot)
+        self._run(self._both(self._drive(filed.thread_id), "drive", at, other, filed, act))
 
     @precondition(lambda self: self._pending())
-    @rule(place=places, at=st.integers(1, _OF_A_LOOK), verdict=verdicts)
-    def somebody_decides_while_a_drive_looks(self, place: int, at: int, verdict: VerdictName) -> None:
+    @rule(place=places, at=st.integers(1, _OF_A_LOOK), other=acts, verdict=verdicts, amount=amounts)
+    def somebody_decides_while_a_drive_looks(
+        self, place: int, at: int, other: _Other, verdict: VerdictName, amount: str
+    ) -> None:
         filed = self._pending()[place % len(self._pending())]
-        vote = self._vote([*reversed(self._asked)].index(filed.asked[-1]), "ann", verdict)
-        self._run(self._both(self._drive(filed.thread_id), "drive", at, "vote", filed, vote))
+        act = self._act(other, self._place_of(filed), "ann", verdict, amount)
+        self._run(self._both(self._drive(filed.thread_id), "drive", at, other, filed, act))
 
     @precondition(lambda self: self._payable())
     @rule(place=places, at=st.integers(1, _OF_GIVING_UP))
@@ -283,8 +352,10 @@ class Orders(RuleBasedStateMachine):
         places=st.tuples(places, st.sampled_from([0, 0, 1])),
         persons=st.tuples(people, deciders),
         said=st.tuples(verdicts, verdicts),
-        other=st.sampled_from(["vote", "vote", "drive", "retry", "expire", "deliver"]),
+        first=acts,
+        other=st.sampled_from(["vote", "vote", "change", "withdraw", "drive", "retry", "expire", "deliver"]),
         slot=slots,
+        amounts=st.tuples(amounts, amounts),
     )
     def meanwhile_in_a_click(
         self,
@@ -292,12 +363,15 @@ class Orders(RuleBasedStateMachine):
         places: tuple[int, int],
         persons: tuple[str, str],
         said: tuple[VerdictName, VerdictName],
-        other: _Act,
+        first: _Other,
+        other: _Other,
         slot: int,
+        amounts: tuple[str, str],
     ) -> None:
-        first = self._vote(places[0], persons[0], said[0])
-        second = self._vote(places[0] + places[1], persons[1], said[1]) if other == "vote" else None
-        self._run(self._both(_casting(first), "door", at, other, self._thread(slot), second, held=first))
+        held = self._act(first, places[0], persons[0], said[0], amounts[0])
+        assert held is not None
+        second = self._act(other, places[0] + places[1], persons[1], said[1], amounts[1])
+        self._run(self._both(_casting(held), "door", at, other, self._thread(slot), second, held=held))
 
     # What must be true
 
@@ -320,7 +394,7 @@ class Orders(RuleBasedStateMachine):
         for row in paid:
             filed = self._filed[row["thread_id"]]
             assert filed.paid or not filed.forged
-            assert (row["amount"], row["currency"], row["payee"]) == (filed.amount, "USD", "ACME")
+            assert (row["amount"], row["currency"], row["payee"]) == (filed.wanted, "USD", "ACME")
             assert row["status"] == "paid"
             assert filed.end(self._asked) == "paid"
             filed.paid = True
@@ -388,20 +462,57 @@ class Orders(RuleBasedStateMachine):
     def _pending(self) -> list[Filed]:
         return [each for each in self._filed.values() if each.asked and self._asked[each.asked[-1]].status == "pending"]
 
+    def _place_of(self, filed: Filed) -> int:
+        """Where its newest request is, counted back from the newest of all."""
+        return [*reversed(self._asked)].index(filed.asked[-1])
+
+    def _place_of_pending(self, place: int) -> int:
+        return self._place_of(self._pending()[place % len(self._pending())])
+
     def _unsound(self) -> list[Filed]:
         return [each for each in self._filed.values() if not each.sound]
 
     def _vote(self, place: int, person: str, verdict: VerdictName, *, stale: bool = False) -> Vote:
-        asked, who = [*self._asked.values()][-1 - place % len(self._asked)], _PEOPLE[person]
+        asked, who = self._at(place), _PEOPLE[person]
         shown = None if who.trusted else STALE if stale else asked.request_hash
         said = Verdict(verdict=verdict, door="cli" if who.trusted else "slack", request_hash=shown)
-        vote = Vote(interrupt_id=asked.interrupt_id, person=who, verdict=said)
+        vote = Vote(interrupt_id=asked.interrupt_id, person=who, verdict=said, acts_for=self._acts_for(who))
         self._votes.append(vote)
         return vote
 
-    def _cast(self, vote: Vote) -> None:
-        answer = self._run(_casting(vote)(self._door))
-        self._run(self._hold_against_the_rows((vote, answer)))
+    def _change(self, place: int, person: str, amount: str) -> Change:
+        who = _PEOPLE[person]
+        return Change(
+            interrupt_id=self._at(place).interrupt_id, person=who, amount=amount, acts_for=self._acts_for(who)
+        )
+
+    def _withdrawal(self, place: int, person: str) -> Withdrawal:
+        return Withdrawal(interrupt_id=self._at(place).interrupt_id, person=_PEOPLE[person])
+
+    def _go_away(self, name: str, delegate: Person) -> None:
+        if _PEOPLE[name] == delegate:
+            return
+        self._run(_going_away(_PEOPLE[name], delegate)(self._door))
+        self._away.pop(name, None)
+        self._away[name] = delegate.key
+
+    def _act(self, kind: _Other, place: int, person: str, verdict: VerdictName, amount: str) -> Act | None:
+        """What this person does with the request at this place; None if it is nothing that a person does."""
+        if kind == "vote":
+            return self._vote(place, person, verdict)
+        if kind == "change":
+            return self._change(place, person, amount)
+        return self._withdrawal(place, person) if kind == "withdraw" else None
+
+    def _at(self, place: int) -> Asked:
+        return [*self._asked.values()][-1 - place % len(self._asked)]
+
+    def _acts_for(self, person: Person) -> tuple[Person, ...]:
+        return tuple(_PEOPLE[absent] for absent, delegate in self._away.items() if delegate == person.key)
+
+    def _cast(self, act: Act) -> None:
+        answer = self._run(_casting(act)(self._door))
+        self._run(self._hold_against_the_rows((act, answer)))
 
     # Inside: drives
 
@@ -440,7 +551,7 @@ class Orders(RuleBasedStateMachine):
 
     async def _mend(self, filed: Filed, conn: Connection) -> None:
         for number, interrupt_id in enumerate(filed.asked):
-            name = TIERS[filed.amount][number].name
+            name = filed.tiers[number].name
             await conn.execute("UPDATE approvals SET tier = %s WHERE interrupt_id = %s", (name, interrupt_id))
         await conn.execute(RENEW_FINGERPRINTS)
         filed.forged = False
@@ -492,11 +603,11 @@ class Orders(RuleBasedStateMachine):
         work: Work,
         role: Role,
         at: int,
-        other: _Act,
+        other: _Other,
         filed: Filed,
-        vote: Vote | None,
+        act: Act | None,
         *,
-        held: Vote | None = None,
+        held: Act | None = None,
     ) -> None:
         """Hold the work up before its message `at`, do the other thing until it is done or has to wait, and let go."""
         conn = self._world.sessions["two" if other == "drive" else "door"]
@@ -505,7 +616,7 @@ class Orders(RuleBasedStateMachine):
             first = asyncio.create_task(_heard(work(victim)))
             async with _ended(first):
                 await _either(first, wire.held)
-                second = asyncio.create_task(self._act(other, conn, filed, vote, pid))
+                second = asyncio.create_task(self._do(other, conn, filed, act, pid))
                 async with _ended(second):
                     await until(lambda: self._needs_no_more_time(second, conn))
                     wire.release()
@@ -513,14 +624,14 @@ class Orders(RuleBasedStateMachine):
                 outcome = await first
         if outcome is None:
             await self._until_gone(pid)
-        happened: list[Happened] = [(each, said) for each, said in ((held, outcome), (vote, answer)) if each]
+        happened: list[Happened] = [(each, said) for each, said in ((held, outcome), (act, answer)) if each]
         if other == "expire":
             happened += [(Expiry(interrupt_id=key), None) for key, asked in self._asked.items() if asked.overdue]
         await self._hold_against_the_rows(*happened)
 
-    async def _act(self, other: _Act, conn: Connection, filed: Filed, vote: Vote | None, driver_pid: int) -> str | None:
-        if vote is not None:
-            return await _casting(vote)(conn)
+    async def _do(self, other: _Other, conn: Connection, filed: Filed, act: Act | None, driver_pid: int) -> str | None:
+        if act is not None:
+            return await _casting(act)(conn)
         if other == "drive":
             return await self._drive(filed.thread_id)(conn)
         if other == "retry":
@@ -595,19 +706,24 @@ class Orders(RuleBasedStateMachine):
         rows = await all_rows(
             self._watch,
             "SELECT interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers, required, status,"
-            " settled_at, (SELECT coalesce(jsonb_object_agg(person, jsonb_build_array(verdict, decided_at)), '{}')"
+            " raised_by, settled_at, changed_to->>'amount' AS changed_to, (SELECT coalesce(jsonb_object_agg(person,"
+            " jsonb_build_array(coalesce(for_person, person), verdict, decided_at)), '{}')"
             " FROM decisions d WHERE d.interrupt_id = a.interrupt_id) AS votes"
             " FROM approvals a WHERE thread_id = ANY(%s) ORDER BY requested_at",
             [*self._filed],
         )
         seen = {
-            row["interrupt_id"]: (row["status"], {person: vote[0] for person, vote in row["votes"].items()})
+            row["interrupt_id"]: (
+                row["status"],
+                {person: (voice, verdict) for person, (voice, verdict, _) in row["votes"].items()},
+                row["changed_to"],
+            )
             for row in rows
         }
         known = {key: said for key, said in seen.items() if key in self._asked}
         before = self._asked
         for after in outcomes(before, happened):
-            if {key: (asked.status, asked.votes) for key, asked in after.items()} == known:
+            if {key: (asked.status, asked.votes, asked.changed_to) for key, asked in after.items()} == known:
                 self._asked = dict(after)
                 break
         else:
@@ -617,28 +733,40 @@ class Orders(RuleBasedStateMachine):
                 # What is settled stays as it is, and so does who settled it.
                 assert self._settled.setdefault(row["interrupt_id"], row)["votes"] == row["votes"]
                 assert self._settled[row["interrupt_id"]]["settled_at"] == row["settled_at"]
+        self._go_on(before)
+        for row in rows:
+            if row["interrupt_id"] not in known:
+                assert seen[row["interrupt_id"]] == ("pending", {}, None)
+                self._learn(row)
+
+    def _go_on(self, before: Mapping[str, Asked]) -> None:
+        """What was decided since then wakes a claim, and another amount has it begin anew."""
         for filed in self._filed.values():
             if any(before[key].status != self._asked[key].status for key in filed.asked):
                 # Whatever had stopped it: it was woken.
                 filed.sound = not filed.forged
-        for row in rows:
-            if row["interrupt_id"] not in known:
-                assert seen[row["interrupt_id"]] == ("pending", {})
-                self._learn(row)
+            for key in filed.asked:
+                if self._asked[key].changed_to:
+                    filed.ask_anew(self._asked[key])
 
     def _learn(self, row: dict[str, Any]) -> None:
-        """A new request must be the next one that the policy asks for, and say what was filed."""
+        """A new request must be the next one that the policy asks for, and say what is wanted."""
         filed = self._filed[row["thread_id"]]
         assert all(self._asked[each].status == "approved" for each in filed.asked)
-        tier = TIERS[filed.amount][len(filed.asked)]
+        tier = filed.tiers[len(filed.asked)]
         assert (row["tier"], row["approvers"], row["required"]) == (tier.name, [*tier.approvers], tier.required)
-        assert (row["request"]["amount"], row["requested_by"]) == (filed.amount, filed.requested_by)
+        assert (row["request"]["amount"], row["requested_by"]) == (filed.wanted, filed.requested_by)
+        assert set(row["raised_by"]) == filed.raised_by
         filed.asked.append(row["interrupt_id"])
         self._asked[row["interrupt_id"]] = Asked(
             interrupt_id=row["interrupt_id"],
+            thread_id=filed.thread_id,
             request_hash=row["request_hash"],
             tier=tier,
             requested_by=filed.requested_by,
+            filed_amount=filed.amount,
+            amount=filed.wanted,
+            raised_by=filed.raised_by,
         )
 
     async def _settle(self) -> None:
@@ -656,7 +784,7 @@ class Orders(RuleBasedStateMachine):
         await self._assert_each_thread_is(lambda filed: filed.end(self._asked))
         while any(asked.status == "pending" for asked in self._asked.values()):
             await self._expire()
-            for person in (ANN, BOB):
+            for person in (ANN, _ZOE):
                 for asked in [asked for asked in self._asked.values() if asked.status == "pending"]:
                     said = Verdict(verdict="approve", door="cli", request_hash=asked.request_hash)
                     vote = Vote(interrupt_id=asked.interrupt_id, person=person, verdict=said)
@@ -678,7 +806,7 @@ class Orders(RuleBasedStateMachine):
     async def _assert_the_right_ones_are_paid(self) -> None:
         rows = await all_rows(self._watch, "SELECT thread_id, amount::text FROM payments ORDER BY 1")
         expected = [key for key, filed in sorted(self._filed.items()) if filed.end(self._asked) == "paid"]
-        assert rows == [{"thread_id": key, "amount": self._filed[key].amount} for key in expected]
+        assert rows == [{"thread_id": key, "amount": self._filed[key].wanted} for key in expected]
 
     async def _assert_what_is_shown_is_true(self) -> None:
         """A thread that is due and has paid is about to say so; everything else is said."""
@@ -711,13 +839,36 @@ def _reply(approval: Approval, thread: Thread, payment: Payment | None) -> str:
     return blocks.reply(replace(approval, expires_at=None), thread, payment)
 
 
-def _casting(vote: Vote) -> Work:
+def _casting(act: Act) -> Work:
+    """What a door does with it; its answer."""
+
     async def work(conn: Connection) -> str | None:
         try:
-            decided = await decide(conn, vote.interrupt_id, vote.person, vote.verdict)
+            return await _done(conn, act)
         except FlowError as exc:
             return type(exc).__name__
+
+    return work
+
+
+async def _done(conn: Connection, act: Act) -> str:
+    if isinstance(act, Vote):
+        decided = await decide(conn, act.interrupt_id, act.person, act.verdict)
         return "recorded" if decided.recorded else "known"
+    door = "cli" if act.person.trusted else "slack"
+    if isinstance(act, Change):
+        await change_amount(conn, act.interrupt_id, act.person, amount=act.amount, door=door, request_hash=None)
+    else:
+        thread_id = (await approval_of(conn, act.interrupt_id)).thread_id
+        await withdraw(conn, thread_id, act.person, door=door, interrupt_id=act.interrupt_id)
+    return "recorded"
+
+
+def _going_away(person: Person, delegate: Person) -> Work:
+    async def work(conn: Connection) -> None:
+        until = datetime.now(UTC) + timedelta(days=30)
+        async with conn.transaction():
+            await delegations.away(conn, person, to=delegate.key, until=until, made_by=person.key)
 
     return work
 

@@ -130,6 +130,76 @@ async def test_a_decision_the_other_way_says_who_was_first(visit: Any, conn: Con
     assert answer.status == 409 and "Already rejected by Bob" in answer.text
 
 
+# Another amount
+
+
+async def test_another_amount_is_asked_for_anew(visit: Any, conn: Connection, flows: Flows) -> None:
+    await start_claim(conn)
+    policy = OneTier(approvers=("U01ALICE", "U02BOB"), limits=LIMITS)
+    await drive(conn, "t1", flows=flows, policy=policy)
+    path = path_of(await value(conn, "SELECT interrupt_id FROM approvals"))
+    bob = await visit(BOB)
+    page = await bob.get(path)
+    assert page.form("Ask anew").fields["amount"] == "250.00"
+    for _ in range(2):
+        # Pressed twice is once.
+        answer = await bob.press(page, "Ask anew", amount=" 200 ", reason="two\r\nchairs")
+        assert (answer.status, answer.headers["Location"]) == (303, path)
+    assert await all_rows(conn, "SELECT status, changed_to, changed_by, changed_why FROM approvals") == [
+        {
+            "status": "superseded",
+            "changed_to": {"amount": "200.00"},
+            "changed_by": BOB.key,
+            "changed_why": "two\nchairs",
+        }
+    ]
+    assert await all_rows(conn, "SELECT who, door FROM audit WHERE kind = 'approval.changed'") == [
+        {"who": BOB.key, "door": "web"}
+    ]
+    after = await bob.get(path)
+    assert f"by {BOB.key}, who asks for 200.00 instead of 250.00: two chairs" in after.text
+    assert not after.has_button("Ask anew") and not after.has_button("Approve")
+    await drive(conn, "t1", flows=flows, policy=policy)
+    assert "200.00 USD" in (await bob.get("/approvals")).text
+
+
+@pytest.mark.parametrize(
+    ("amount", "wrong"),
+    [("", "write digits"), ("1,000", "write digits"), ("0", "above zero"), ("250", "what is asked for already")],
+)
+async def test_an_amount_that_cannot_be_asked_for_is_told_beside_it(
+    visit: Any, conn: Connection, amount: str, wrong: str
+) -> None:
+    interrupt_id = await ask(conn)
+    alice = await visit(ALICE)
+    answer = await alice.press(await alice.get(path_of(interrupt_id)), "Ask anew", amount=amount, reason="<b>")
+    assert (answer.status, wrong in answer.text) == (422, True)
+    assert answer.form("Ask anew").fields["reason"] == "<b>"
+    assert answer.form("Approve").fields["reason"] == ""
+    assert (await approval_of(conn, interrupt_id)).status == "pending"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "status"),
+    [({"form_token": ""}, 403), ({"request_hash": "x"}, 400), ({"request_hash": "0" * 64}, 409)],
+    ids=["form token", "hash", "another hash"],
+)
+async def test_another_amount_is_as_well_guarded_as_a_decision(
+    visit: Any, conn: Connection, spoil: dict[str, str], status: int
+) -> None:
+    interrupt_id = await ask(conn)
+    alice = await visit(ALICE)
+    page = await alice.get(path_of(interrupt_id))
+    assert (await alice.press(page, "Ask anew", amount="200", **spoil)).status == status
+    fields = page.form("Ask anew").fields | {"amount": "200"}
+    path = f"{path_of(interrupt_id)}/amount"
+    assert (await alice.post(path, fields, headers={"Origin": "https://evil.example"})).status == 403
+    eve = await visit(EVE)
+    own = (await eve.get("/approvals")).form("Sign out").fields
+    assert (await eve.post(path, fields | own)).status == 404
+    assert (await approval_of(conn, interrupt_id)).status == "pending"
+
+
 # Who may not. Each is refused with a status, and nothing is recorded.
 
 STRANGERS_TIER = Tier(name="approval", approvers=("U02BOB",))

@@ -21,6 +21,7 @@ from psycopg import sql
 from bot import deliver, socket_mode
 from bot.deliver import Deliverer
 from bot.kit import date
+from bot.slack_api import RATE_LIMITS
 from bot.socket_mode import SlackIsSilent
 from flow import notices, threads
 from flow.approvals import approval_of, decide
@@ -277,6 +278,19 @@ async def test_what_slack_will_take_later_is_tried_again_by_itself_and_calls_nob
         assert shows in card["text"]
         await decide(conn, interrupt_id, ALICE, YES)
     assert await slack.messages(OPS_CHANNEL) == []
+
+
+@pytest.mark.parametrize("error", sorted(RATE_LIMITS))
+async def test_where_slack_says_too_many_everything_waits_whatever_the_status(
+    proxy: FaultProxy, deliverer: Deliverer, conn: Connection, error: str
+) -> None:
+    """Apps that heard a limit only in 429 went on posting, and were limited for longer."""
+    await ask(conn)
+    await ask(conn, "t2")
+    proxy.fail("chat.postMessage", "error", error=error)
+    assert await deliverer.sweep(conn) == (0, 1)
+    rows = await all_rows(conn, "SELECT status, ambiguous, error FROM notices WHERE attempt > 0")
+    assert rows == [{"status": "pending", "ambiguous": False, "error": "rate limited"}]
 
 
 @pytest.mark.parametrize("error", ["restricted_action_read_only_channel", "no_permission", "of_another_year"])
