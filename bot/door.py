@@ -112,7 +112,7 @@ class Door:
                     return
                 async with conn.transaction():
                     await notices.remember_message(conn, press.interrupt_id, *copy)
-                    await notices.change_card(conn, press.interrupt_id)
+                    await notices.show_card(conn, press.interrupt_id)
 
 
 def person_of(press: Press, own_team: frozenset[str]) -> Person:
