@@ -57,19 +57,12 @@ ALTER TABLE audit_head SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuu
 ALTER TABLE webhook_endpoints SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 100);
 -- The rest (decisions, payments, audit, audit_seals, messages, advice ...) hardly changes: Postgres's defaults are right.
 
--- LangGraph's tables: all of it is deleted a week after it was written, so what retention empties must be free for the
--- next week. Long values lie in a table of their own, which is vacuumed by its own settings. They may not be there yet:
--- whoever makes them calls this again. Three of their indexes repeat the primary keys.
-CREATE FUNCTION tend_checkpoint_tables() RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    name text;
-BEGIN
-    FOREACH name IN ARRAY ARRAY['checkpoints', 'checkpoint_blobs', 'checkpoint_writes'] LOOP
-        EXECUTE format('DROP INDEX IF EXISTS %I', name || '_thread_id_idx');
-        EXECUTE format('ALTER TABLE IF EXISTS %I SET (autovacuum_vacuum_scale_factor = 0.02,'
-            ' autovacuum_vacuum_threshold = 1000, toast.autovacuum_vacuum_scale_factor = 0.02,'
-            ' toast.autovacuum_vacuum_threshold = 1000)', name);
-    END LOOP;
-END
-$$;
-SELECT tend_checkpoint_tables();
+-- LangGraph's tables, if they are there already (flow/drive.py makes them): all of it is deleted a week after it was
+-- written, so what retention empties must be free for the next week. Long values lie in a table of their own, which is
+-- vacuumed by its own settings.
+ALTER TABLE IF EXISTS checkpoints SET (
+    autovacuum_vacuum_scale_factor = 0.02, toast.autovacuum_vacuum_scale_factor = 0.02);
+ALTER TABLE IF EXISTS checkpoint_blobs SET (
+    autovacuum_vacuum_scale_factor = 0.02, toast.autovacuum_vacuum_scale_factor = 0.02);
+ALTER TABLE IF EXISTS checkpoint_writes SET (
+    autovacuum_vacuum_scale_factor = 0.02, toast.autovacuum_vacuum_scale_factor = 0.02);
