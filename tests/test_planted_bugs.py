@@ -119,11 +119,11 @@ BUGS = [
         tests="test_retention.py::test_whoever_has_a_threads_lock_keeps_its_checkpoints",
     ),
     Bug(
-        name="an event goes before it is delivered",
+        name="a delivery that is to be sent again is deleted",
         file="flow/retention.py",
-        old="WHERE d.event_id = t.id AND d.status <> 'sent')\"\n)",
-        new="WHERE d.event_id = t.id AND d.status = 'none')\"\n)",
-        tests="test_retention.py::test_an_event_that_is_not_delivered_stays",
+        old="delivered = \"t.event_id = ANY(%(events)s) AND t.status = 'sent'\"",
+        new='delivered = "t.event_id = ANY(%(events)s)"',
+        tests="test_retention.py::test_an_event_that_somebody_has_sent_again_meanwhile_stays",
     ),
     Bug(
         name="an event goes before every endpoint has come to it",
