@@ -310,11 +310,13 @@ def work(once: bool) -> None:
 
     async def run(settings: Settings) -> None:
         from flow.database import check_locks
+        from flow.retention import Keep
         from flow.worker import Worker
 
         async with _database(settings, checkpoints=True, acts=True) as (url, conn):
             await check_locks(url)
-            worker = Worker(url, drive_timeout_s=settings.drive_timeout, stand_by=settings.stand_by)
+            keep = Keep.of(settings)
+            worker = Worker(url, drive_timeout_s=settings.drive_timeout, stand_by=settings.stand_by, keep=keep)
             await worker.run_once()
             await _deliver(settings, conn)
             await _deliver_webhooks(settings, url)
@@ -358,6 +360,42 @@ def setup() -> None:
     async def run(settings: Settings) -> None:
         async with _database(settings, checkpoints=True) as (_url, conn):
             click.echo(f"the database {conn.info.dbname} is ready (Postgres {conn.info.server_version // 10000})")
+
+    _run(run)
+
+
+@cli.command()
+@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
+@click.option(
+    "--older-than",
+    metavar="TIME",
+    help="What ended longer ago, such as 7d.  [default: CHECKPOINT_RETENTION]",
+)
+@_json
+def prune(dry_run: bool, older_than: str | None, as_json: bool) -> None:
+    """Delete what is kept long enough: finished threads' checkpoints, events that all have. Workers do it, too."""
+    from flow.errors import BadInput
+    from flow.settings import seconds_of
+
+    try:
+        older_than_s = None if older_than is None else seconds_of(older_than)
+    except ValueError as exc:
+        raise BadInput("--older-than", str(older_than), str(exc)) from exc
+
+    async def run(settings: Settings) -> None:
+        from dataclasses import replace
+
+        from flow import retention
+
+        keep = retention.Keep.of(settings)
+        if older_than_s is not None:
+            keep = replace(keep, checkpoints_s=older_than_s)
+        async with _database(settings) as (_url, conn):
+            found = await (retention.foresee if dry_run else retention.prune)(conn, keep)
+        if as_json:
+            _print_json({"dry_run": dry_run} | found.as_json())
+        else:
+            click.echo(f"{'would delete' if dry_run else 'deleted'} {found.in_words()}")
 
     _run(run)
 

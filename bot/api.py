@@ -621,5 +621,6 @@ ROUTES: Sequence[Route] = (
         handler=list_events,
         query=shapes.EventsQuery,
         answer=shapes.Events,
+        refusals=(410, 422),
     ),
 )

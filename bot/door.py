@@ -156,7 +156,7 @@ class Door:
                     return
                 async with conn.transaction():
                     await notices.remember_message(conn, press.interrupt_id, *copy)
-                    await notices.change_card(conn, press.interrupt_id)
+                    await notices.show_card(conn, press.interrupt_id)
 
 
 async def answered(respond: AsyncRespond, **message: Any) -> bool:

@@ -126,7 +126,7 @@ class _Links:
 
         shown = await on_pool(self._site.pool, look)
         if shown is None or shown.link.revoked_at is not None:
-            raise Refused(410, "This link is no good", "It was revoked, or copied in part.")
+            raise Refused(410, "This link is no good", "It was revoked, is long over, or was copied in part.")
         if spent:
             return shown
         if shown.link.used_at is not None:

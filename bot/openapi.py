@@ -24,7 +24,7 @@ _REFUSALS = {
     404: "Unknown.",
     405: "Not this method.",
     409: "Decided otherwise, used otherwise, or still being worked on.",
-    410: "Expired.",
+    410: "Expired, or forgotten.",
     413: "Too large.",
     415: "Not JSON.",
     422: "Well formed, and not usable: an amount with too many decimals, a key that came with another request.",

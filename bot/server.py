@@ -35,6 +35,7 @@ from flow.database import check_locks
 from flow.errors import SettingError
 from flow.policy import is_group, policy_of
 from flow.providers import provider_of
+from flow.retention import Keep
 from flow.sessions import session_secret
 from flow.settings import Settings
 from flow.starting import Checker
@@ -210,7 +211,8 @@ async def _socket(socket: SocketMode) -> AsyncIterator[None]:
 
 
 def _worker_of(settings: Settings, url: str) -> Worker:
-    return Worker(url, drive_timeout_s=settings.drive_timeout, stand_by=settings.stand_by)
+    keep = Keep.of(settings)
+    return Worker(url, drive_timeout_s=settings.drive_timeout, stand_by=settings.stand_by, keep=keep)
 
 
 def _checks_of(

@@ -171,7 +171,12 @@ class PaymentsQuery(_Query):
 class EventsQuery(_Query):
     """From where on."""
 
-    cursor: int = Field(default=0, ge=0, le=(1 << 63) - 1, description="`next` of the page before.")
+    cursor: int = Field(
+        default=0,
+        ge=0,
+        le=(1 << 63) - 1,
+        description="`next` of the page before. 0: from the oldest that is kept; 410: what followed this one is not.",
+    )
 
 
 class Decision(BaseModel):

@@ -112,7 +112,8 @@ async def ensure_checkpoint_tables(url: str, conn: Connection) -> None:
     """LangGraph's own tables, up to date; one SELECT when they are. Safe in any number of processes at once.
 
     Its set-up races with itself and deadlocks under a blocking lock, so it runs under a polled one. Three of its
-    indexes repeat the primary keys, and are dropped.
+    indexes repeat the primary keys, and are dropped. What retention deletes must be free for what comes: they are
+    vacuumed early, long values as well.
     """
     newest = len(AsyncPostgresSaver.MIGRATIONS) - 1
     with contextlib.suppress(errors.UndefinedTable):
@@ -123,6 +124,10 @@ async def ensure_checkpoint_tables(url: str, conn: Connection) -> None:
         await AsyncPostgresSaver(own).setup()
         for table in ("checkpoints", "checkpoint_blobs", "checkpoint_writes"):
             await own.execute(f"DROP INDEX IF EXISTS {table}_thread_id_idx")
+            await own.execute(
+                f"ALTER TABLE {table} SET (autovacuum_vacuum_scale_factor = 0.02,"
+                " toast.autovacuum_vacuum_scale_factor = 0.02)"
+            )
 
 
 async def _drive_locked(pen: Pen, thread_id: str, flows: Flows, slice_s: float) -> Outcome:

@@ -321,6 +321,17 @@ class UnknownEvent(FlowError):
         super().__init__(f"no event {event_id}: its webhook-id is evt_EVENT_ENDPOINT, and /api/events lists them")
 
 
+class EventsForgotten(FlowError):
+    """Events that somebody has not read yet are not kept any more: going on would skip them in silence."""
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+        super().__init__(
+            f"what followed {position} is older than EVENT_RETENTION and forgotten: begin anew without a cursor,"
+            " and look at /api/threads for what was missed"
+        )
+
+
 class LinkGone(FlowError):
     """A link decides nothing any more."""
 

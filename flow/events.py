@@ -18,6 +18,7 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from flow.database import Connection, Lock, lock_until_commit
+from flow.errors import EventsForgotten
 from flow.model import Approval, Decision, Event, EventType
 
 
@@ -104,13 +105,22 @@ def _facts(
 
 
 async def events_after(conn: Connection, position: int, *, limit: int) -> list[Event]:
-    """The events that became visible after this one, oldest first. None is ever skipped by going on from the last."""
+    """The events that became visible after this one, oldest first; after 0: from the oldest that is kept.
+
+    None is ever skipped by going on from the last. Raises EventsForgotten if one that followed is not kept any more.
+    """
     await give_positions(conn)
     rows = await conn.execute(
         "SELECT id, type, data, created_at, position FROM events WHERE position > %s ORDER BY position LIMIT %s",
         (position, limit),
     )
-    return [Event(**row) for row in await rows.fetchall()]
+    events = [Event(**row) for row in await rows.fetchall()]
+    # Only now: what is forgotten between the two is said, and not skipped.
+    row = await (await conn.execute("SELECT events_forgotten FROM installation")).fetchone()
+    assert row is not None
+    if 0 < position < row["events_forgotten"]:
+        raise EventsForgotten(position)
+    return events
 
 
 async def give_positions(conn: Connection) -> None:

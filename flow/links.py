@@ -135,7 +135,7 @@ async def spend(conn: Connection, token: str, verdict: Verdict, *, code: str, st
     """
     found = await _link(conn, token, lock=False)
     if found is None:
-        raise LinkGone("it was copied in part")
+        raise LinkGone("it is long over, or was copied in part")
     interrupt_id, door, shown = found.interrupt_id, verdict.door, verdict.request_hash
     kept = approvals.refusals_kept(conn, interrupt_id, found.owner, door=door, shown=shown)
     async with kept, conn.transaction():

@@ -70,6 +70,17 @@ async def change_card(conn: Connection, interrupt_id: str) -> None:
     await ring(conn)
 
 
+async def show_card(conn: Connection, interrupt_id: str) -> None:
+    """The same for a card whose notice may be deleted by now: a copy has turned up that nobody knew of."""
+    await conn.execute(
+        "INSERT INTO notices AS n (kind, interrupt_id, thread_id)"
+        " SELECT 'card', interrupt_id, thread_id FROM approvals WHERE interrupt_id = %s"
+        f" ON CONFLICT (interrupt_id, kind) DO UPDATE {_DUE_AGAIN}",
+        (interrupt_id,),
+    )
+    await ring(conn)
+
+
 async def change_cards(conn: Connection, thread_id: str) -> None:
     """The same for all cards of the thread."""
     await conn.execute(

@@ -20,7 +20,7 @@ from flow import inputs
 from flow.errors import BadInput, SettingError, Unaskable
 from flow.hours import Hours
 from flow.model import Claim, OnExpiry, Person, PostTo
-from flow.settings import Settings, approver_name, channel_id
+from flow.settings import Settings, approver_name, channel_id, seconds_of
 from flow.text import bare_name
 
 # The tier of a question that names none: the built-in one, or the first that somebody wrote.
@@ -251,18 +251,8 @@ def read_policy(path: Path) -> Tiers:
     return Tiers(rules=tuple(tier.as_rule(rank) for rank, tier in enumerate(written.tiers)))
 
 
-def _seconds(text: Any) -> Any:
-    match = re.fullmatch(r"([1-9][0-9]{0,5}) (minute|hour|day|week)s?", text) if isinstance(text, str) else None
-    if match is None:
-        raise ValueError('write "30 minutes", "12 hours", "3 days" or "2 weeks"')
-    seconds = int(match[1]) * {"minute": 60, "hour": 3600, "day": 86_400, "week": 604_800}[match[2]]
-    if seconds > _LONGEST_S:
-        raise ValueError("at most 260 weeks")
-    return seconds
-
-
-# Five years: no deadline that anybody means, and far from what a calendar ends with.
-_LONGEST_S = 260 * 604_800
+def _seconds(text: Any) -> int:
+    return seconds_of(text if isinstance(text, str) else "")
 
 
 def _hours(text: str | None) -> str | None:

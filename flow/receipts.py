@@ -62,13 +62,3 @@ async def answer_once(
             (answer.status, json.dumps(answer.body), *of_this),
         )
         return answer
-
-
-async def forget_receipts(conn: Connection, *, days: int = 30, limit: int = 1000) -> int:
-    """Forget the oldest receipts that are older than this; how many."""
-    rows = await conn.execute(
-        "DELETE FROM receipts WHERE (door, sender, key) IN (SELECT door, sender, key FROM receipts"
-        " WHERE received_at < clock_timestamp() - %s * interval '1 day' ORDER BY received_at LIMIT %s)",
-        (days, limit),
-    )
-    return rows.rowcount

@@ -38,10 +38,9 @@ async def session_secret(conn: Connection) -> bytes:
 
 
 async def begin_session(conn: Connection, person: Person, *, by: SignedInBy) -> str:
-    """Sign somebody in; the session's token is returned, once. What is long over is forgotten."""
+    """Sign somebody in; the session's token is returned, once."""
     token = new_token()
     async with conn.transaction():
-        await conn.execute("DELETE FROM sessions WHERE expires_at < clock_timestamp()")
         await conn.execute(
             "INSERT INTO sessions (token_sha256, person, person_name, names, signed_in_by, expires_at)"
             " VALUES (%s, %s, %s, %s, %s, clock_timestamp() + %s * interval '1 hour')",
@@ -68,10 +67,9 @@ async def end_session(conn: Connection, token: str) -> None:
 
 
 async def make_login_link(conn: Connection, person: Person, *, by: str) -> str:
-    """The token of a link that signs this person in, once, within ten minutes. Who had such links is kept a month."""
+    """The token of a link that signs this person in, once, within ten minutes."""
     token = new_token()
     async with conn.transaction():
-        await conn.execute("DELETE FROM login_links WHERE expires_at < clock_timestamp() - interval '30 days'")
         await conn.execute(
             "INSERT INTO login_links (token_sha256, person, person_name, names, made_by, expires_at)"
             " VALUES (%s, %s, %s, %s, %s, clock_timestamp() + %s * interval '1 minute')",

@@ -101,6 +101,10 @@ class Settings(BaseSettings):
     # Fresh processes that wait for a thread, and so the most drives at a time; each with a connection and about 80 MB.
     stand_by: int = Field(default=4, ge=1, le=64)
 
+    # How long what only the run of a thread needed is kept after its end, and events after all have them.
+    checkpoint_retention: str = "7 days"
+    event_retention: str = "30 days"
+
     @field_validator("slack_api_url")
     @classmethod
     def _ends_with_a_slash(cls, url: str) -> str:
@@ -110,6 +114,12 @@ class Settings(BaseSettings):
     @classmethod
     def _is_a_channel_id(cls, channel: str | None) -> str | None:
         return channel if channel is None else channel_id(channel)
+
+    @field_validator("checkpoint_retention", "event_retention")
+    @classmethod
+    def _is_a_time_or_never(cls, text: str) -> str:
+        _kept_s(text)
+        return text
 
     @field_validator("flows")
     @classmethod
@@ -287,6 +297,15 @@ class Settings(BaseSettings):
         return min(20.0, self.drive_timeout / 4)
 
     @property
+    def checkpoint_retention_s(self) -> int | None:
+        """None: they are never deleted."""
+        return _kept_s(self.checkpoint_retention)
+
+    @property
+    def event_retention_s(self) -> int | None:
+        return _kept_s(self.event_retention)
+
+    @property
     def flow_modules(self) -> tuple[str, ...]:
         return tuple(_split(self.flows))
 
@@ -333,6 +352,28 @@ def read_settings() -> Settings:
         raise SettingError("\n".join(_explained(dict(error)) for error in exc.errors())) from exc
     except UnicodeDecodeError as exc:
         raise SettingError(f".env is not UTF-8 text: {exc}") from exc
+
+
+def seconds_of(text: str) -> int:
+    """How long "30 minutes", "12 hours", "3 days" or "2 weeks" are; "3d" for short. Raises ValueError."""
+    match = re.fullmatch(r"([1-9][0-9]{0,5}) ?(?:(m|h|d|w)|(minute|hour|day|week)s?)", text)
+    if match is None:
+        raise ValueError('write "30 minutes", "12 hours", "3 days" or "2 weeks"')
+    seconds = int(match[1]) * {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}[(match[2] or match[3])[0]]
+    if seconds > _LONGEST_S:
+        raise ValueError("at most 260 weeks")
+    return seconds
+
+
+# Five years: no deadline that anybody means, and far from what a calendar ends with.
+_LONGEST_S = 260 * 604_800
+
+
+def _kept_s(text: str) -> int | None:
+    try:
+        return None if text == "never" else seconds_of(text)
+    except ValueError as exc:
+        raise ValueError(f'{exc}, or "never" for what is never deleted') from None
 
 
 def channel_id(text: str) -> str:

@@ -11,7 +11,9 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 
-from flow import audit, deadlines, receipts, reminders, threads
+import psycopg
+
+from flow import audit, deadlines, reminders, retention, threads
 from flow.database import AWAY, POLL_S, Connection, Lock, connect, wakes
 from flow.errors import ChainBroken, DatabaseUnavailable
 from flow.standby import Report, Standby, Zygote
@@ -45,8 +47,8 @@ _NO_MORE = ""
 class Worker:
     """Runs until it is told to stop. `ready` counts the stand-bys that wait for a thread."""
 
-    def __init__(self, url: str, *, drive_timeout_s: float, stand_by: int) -> None:
-        self._url, self._drive_timeout_s, self._stand_by = url, drive_timeout_s, stand_by
+    def __init__(self, url: str, *, drive_timeout_s: float, stand_by: int, keep: retention.Keep) -> None:
+        self._url, self._drive_timeout_s, self._stand_by, self._keep = url, drive_timeout_s, stand_by, keep
         self._zygote = Zygote.start(url)
         self._jobs: asyncio.Queue[str] = asyncio.Queue()
         self._in_flight: set[str] = set()
@@ -60,7 +62,6 @@ class Worker:
         self._orphans: set[str] = set()
         # Keys of the flows that its stand-bys drive; the first of them says so.
         self._flows: tuple[str, ...] = ()
-        self._tidy_at = 0.0
         self._looks_around_at = 0.0
         self._looks_again_at = 0.0
         self.ready = 0
@@ -75,12 +76,14 @@ class Worker:
         async with self._slots() as group:
             listener = group.create_task(self._listen())
             stopper = group.create_task(self._stop_on(stop))
+            tidier = group.create_task(self._tidy_now_and_then())
             while not self._stopping:
                 await self._look.wait()
                 self._look.clear()
                 await self._scan_if_connected()
             listener.cancel()
             stopper.cancel()
+            tidier.cancel()
 
     async def run_once(self) -> None:
         """Drive what is due until nothing is."""
@@ -93,6 +96,7 @@ class Worker:
                     async with asyncio.timeout(POLL_S):
                         await self._look.wait()
                 self._look.clear()
+        await self._tidy()
 
     @contextlib.asynccontextmanager
     async def _slots(self) -> AsyncIterator[asyncio.TaskGroup]:
@@ -221,7 +225,6 @@ class Worker:
             self._looks_again_at = loop.time() + _BETWEEN_LOOKS_AT_OTHERS_S
             loop.call_at(self._looks_again_at, self._look.set)
         await deadlines.expire_overdue(self._conn)
-        await self._tidy(self._conn)
         return wanting
 
     async def _look_around(self, conn: Connection) -> None:
@@ -241,12 +244,23 @@ class Worker:
             except ChainBroken as exc:
                 log.error("%s", exc)  # noqa: TRY400 (nobody needs a traceback)
 
-    async def _tidy(self, conn: Connection) -> None:
-        """Now and then, forget what has been kept for long enough."""
-        now = asyncio.get_running_loop().time()
-        if now >= self._tidy_at:
-            self._tidy_at = now + _BETWEEN_TIDYING_S
-            await receipts.forget_receipts(conn)
+    async def _tidy_now_and_then(self) -> None:
+        await self._works.wait()
+        while True:
+            await self._tidy()
+            await asyncio.sleep(_BETWEEN_TIDYING_S)
+
+    async def _tidy(self) -> None:
+        """Delete what has been kept for long enough. On a connection of its own: no thread that is due waits for it."""
+        try:
+            async with await connect(self._url, "door") as conn:
+                pruned = await retention.prune(conn, self._keep)
+        except (psycopg.Error, DatabaseUnavailable):
+            # Whatever it is, money must not wait until it is mended.
+            log.exception("what is long over could not be deleted; the next try is in %g s", _BETWEEN_TIDYING_S)
+        else:
+            if pruned.rows:
+                log.info("deleted what is long over: %s", " ".join(pruned.in_words().split()))
 
     async def _evict(self, conn: Connection, thread_id: str) -> None:
         if await threads.evict_driver(conn, thread_id, drive_timeout_s=self._drive_timeout_s):

@@ -15,7 +15,6 @@ from flow.approvals import decide
 from flow.database import Connection
 from flow.errors import SettingError
 from flow.policy import Tier
-from flow.receipts import forget_receipts
 from flow.settings import read_settings
 from tests.api_door import OLD_SECRET, OTHER_SECRET, SECRET, Program, api_in_process, signed
 from tests.people import ANN, NO, ask
@@ -103,14 +102,6 @@ async def test_two_endpoints_may_use_the_same_id(acme: Program, conn: Connection
         assert (await acme.decide_signed(interrupt_id, YES, secret=secret)).body["recorded"] is True
     people = [row["person"] for row in await all_rows(conn, "SELECT person FROM decisions ORDER BY person")]
     assert people == ["webhook:acme:carol", "webhook:other:carol"]
-
-
-async def test_receipts_are_kept_for_thirty_days(acme: Program, conn: Connection) -> None:
-    interrupt_id = await ask(conn, tier=CAROLS)
-    await acme.decide_signed(interrupt_id, YES)
-    assert await forget_receipts(conn) == 0
-    await conn.execute("UPDATE receipts SET received_at = received_at - interval '31 days'")
-    assert await forget_receipts(conn) == 1
 
 
 # Who may not
