@@ -15,7 +15,7 @@ import subprocess
 import time
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -26,6 +26,7 @@ from flow.database import connect, ensure_schema
 from flow.drive import ensure_checkpoint_tables
 from flow.embedded import ensure_server_user
 from tests.folders import server_folder
+from tests.local_slack import free_port
 
 # Recovery after a kill, on a machine that has other things to do.
 _PATIENCE_S = 60.0
@@ -36,18 +37,20 @@ _SIGNALS = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 
 # fsync is off because no test pulls the machine's plug. Not synchronous_commit: what it leaves in the server's own
 # memory is lost when the server is killed. A hundred sessions are enough for three services and a load.
-_SETTINGS = {"listen_addresses": "", "fsync": "off", "full_page_writes": "off", "max_connections": "100"}
+_SETTINGS = {"fsync": "off", "full_page_writes": "off", "max_connections": "100"}
 
 
 class PostgresServer:
     """`with PostgresServer() as server`: running from then on until it is stopped, and gone at the end.
 
-    With `follows` it is a stand-by server: a copy of that one, which takes over what that one commits.
+    With `follows` it is a stand-by server: a copy of that one, which takes over what that one commits. It is on a
+    socket of its own, and at `port` of the addresses `listens_on`, where it trusts everybody.
     All methods return when what they say is true. They block: in a test with other tasks, use `asyncio.to_thread`.
     """
 
-    def __init__(self, *, follows: PostgresServer | None = None) -> None:
-        self._follows = follows
+    def __init__(self, *, follows: PostgresServer | None = None, listens_on: Sequence[str] = ()) -> None:
+        self._follows, self._listens_on = follows, listens_on
+        self.port = free_port()
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
@@ -62,6 +65,8 @@ class PostgresServer:
                 shutil.rmtree(self._data)
                 copied = ["--pgdata", str(self._data), "--dbname", self._follows.url(), "--write-recovery-conf"]
                 self.run("pg_basebackup", *copied, "--checkpoint", "fast")
+            with (self._data / "pg_hba.conf").open("a") as trusted:
+                trusted.writelines(f"host all all {address}/30 trust\n" for address in self._listens_on)
             stack.callback(self._end)
             stack.enter_context(self._ended_with_this_process())
             self.start()
@@ -77,7 +82,8 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        settings = [word for name, value in _SETTINGS.items() for word in ("-c", f"{name}={value}")]
+        given = _SETTINGS | {"listen_addresses": ",".join(self._listens_on), "port": str(self.port)}
+        settings = [word for name, value in given.items() for word in ("-c", f"{name}={value}")]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [self._bin / "postgres", "-D", self._data, "-k", self.folder, *settings],
@@ -177,8 +183,9 @@ class PostgresServer:
         finally:
             self.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
-    def url(self, database: str = "postgres") -> str:
-        return f"postgresql://postgres@/{database}?host={self.folder}"
+    def url(self, database: str = "postgres", *, at: str = "") -> str:
+        """On its socket, or at one of the addresses that it listens on."""
+        return f"postgresql://postgres@/{database}?host={at or self.folder}&port={self.port}"
 
     def execute(self, statement: str) -> None:
         """As its superuser, in no test's database."""
@@ -261,8 +268,10 @@ class PostgresServer:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         ) as watcher:
-            yield
-            watcher.kill()
+            try:
+                yield
+            finally:
+                watcher.kill()
 
 
 def _initialised(data: Path) -> tuple[Path, str | None]:

@@ -34,7 +34,8 @@ class Pair:
 
     def __init__(self, first: PostgresServer, second: PostgresServer, name: str) -> None:
         self.first, self.second, self._name = first, second, name
-        self.url = f"postgresql://postgres@/{name}?host={first.folder},{second.folder}&target_session_attrs=read-write"
+        hosts, ports = f"{first.folder},{second.folder}", f"{first.port},{second.port}"
+        self.url = f"postgresql://postgres@/{name}?host={hosts}&port={ports}&target_session_attrs=read-write"
 
     async def fail_over(self) -> None:
         """The first one is killed. Returns when the second takes writes."""
