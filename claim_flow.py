@@ -288,8 +288,10 @@ def work(once: bool) -> None:
 
     async def run(settings: Settings) -> None:
         from flow.database import check_locks
+        from flow.log import log_to_stderr
         from flow.worker import Worker
 
+        log_to_stderr(settings)
         async with _database(settings, checkpoints=True, acts=True) as (url, conn):
             await check_locks(url)
             worker = Worker(url, drive_timeout_s=settings.drive_timeout, stand_by=settings.stand_by)
@@ -297,7 +299,6 @@ def work(once: bool) -> None:
             await _deliver(settings, conn)
             await _deliver_webhooks(settings, url)
 
-    _log_for_people()
     _run(run)
 
 
@@ -307,7 +308,9 @@ def deliver() -> None:
 
     async def run(settings: Settings) -> None:
         from flow import mails, notices
+        from flow.log import log_to_stderr
 
+        log_to_stderr(settings)
         async with _database(settings) as (url, conn):
             if not settings.slack_is_on and not settings.smtp_url and not settings.webhook_url_of:
                 raise FlowError(
@@ -325,7 +328,6 @@ def deliver() -> None:
         sent, failed = to_people[0] + to_webhooks[0], to_people[1] + to_webhooks[1]
         _report_sent(sent, failed)
 
-    _log_for_people()
     _run(run)
 
 
@@ -639,7 +641,6 @@ def webhooks_resend(event_id: int | None, dead: bool, endpoint: str | None) -> N
                 sent, failed = await _deliver_webhooks(settings, url, within_s=300.0)
                 _report_sent(sent, failed)
 
-    _log_for_people()
     _run(run)
 
 
@@ -1054,12 +1055,13 @@ def _report_sent(sent: int, failed: int) -> None:
 def _serve(*, web: bool, worker: bool) -> None:
     async def run(settings: Settings) -> None:
         from bot.server import run_services, stop_on_signals
+        from flow.log import log_to_stderr
 
+        log_to_stderr(settings)
         async with _database(settings, checkpoints=worker, acts=True) as (url, _conn):
             pass
         await run_services(settings, url, stop_on_signals(), web=web, worker=worker)
 
-    _log_for_people()
     _run(run)
 
 
@@ -1097,12 +1099,6 @@ def _user() -> str:
 
 def _print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=True))
-
-
-def _log_for_people() -> None:
-    from bot.log import log_to_stderr
-
-    log_to_stderr()
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ from bot.people import slack_person, with_groups
 from bot.pool import Pool, on_pool
 from flow import notices
 from flow.database import AWAY, Connection
+from flow.log import also_concerning
 from flow.model import Person
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class Door:
 
         Raises NotRecorded if it could not be committed in time, and whatever FlowError the work raises.
         """
+        also_concerning(interrupt=press.interrupt_id, approver=press.user_id)
         task: asyncio.Task[T] = self.spawn(self.act(press, work))
         done, _ = await asyncio.wait({task}, timeout=IN_TIME_S)
         if not done:
