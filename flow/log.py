@@ -107,7 +107,7 @@ def _as_json(_: Any, __: str, line: Any) -> str:
 
 HIDDEN = "***"
 
-# What tells a secret by its looks: a token's prefix, or where it stands. The second group, if there is one, is hidden.
+# What tells a secret by its looks; and what stands before one, which stays.
 _LOOKS = [
     r"\bxox[a-z](?:\.xox[a-z])?-[A-Za-z0-9-]{4,}",
     r"\bxapp-[A-Za-z0-9-]{4,}",
@@ -126,9 +126,9 @@ _NAMED = [
     r"\b((?:bearer|basic)\s+)[A-Za-z0-9._~+/=-]{12,}",
     r"([?&](?:code|token|state|ticket|client_secret)=)[^\s&'\"]+",
     r"\b((?:password|passwd|client_secret|api_key)['\"]?\s*[:=]\s*['\"]?)[^\s'\",;)}\]]+",
-    # A row that Postgres refuses, and what pydantic was given: people's own words are in them.
-    r"\b(DETAIL:\s).*",
-    r"\b(input_value=).*?(?=, input_type=)",
+    # A row that Postgres refuses, and what pydantic was given: people's own words are in them, of several lines too.
+    r"(DETAIL:\s)(?s:.*?)(?=\n\nThe above exception |\n\nDuring handling of |\Z)",
+    r"(input_value=)(?s:.*?)(?=, input_type=|\Z)",
 ]
 
 
