@@ -32,7 +32,7 @@ SECRETS = {
     "the same, decoded": "p@ss-of-the-database",
 }
 AROUND = {
-    **{what: "it said {} and ended" for what in SECRETS},
+    **dict.fromkeys(SECRETS, "it said {} and ended"),
     "a link": "GET https://claims.example.com/a/{} failed",
     "a password of ours": "postgresql://claims:{}@db/claims",
 }
