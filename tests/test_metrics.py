@@ -279,8 +279,8 @@ async def test_looking_reads_no_table_whole(conn: Connection) -> None:
     )
     await conn.execute(
         "INSERT INTO approvals (interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers,"
-        " required, status, settled_at, rank) SELECT md5(thread_id), thread_id, 'approval', '{}', 'x', 'cli:ann', '{}', 1,"
-        " 'approved', now(), 0 FROM threads"
+        " required, status, settled_at, rank) SELECT md5(thread_id), thread_id, 'approval', '{}', 'x', 'cli:ann', '{}',"
+        " 1, 'approved', now(), 0 FROM threads"
     )
     await conn.execute(
         "INSERT INTO notices (kind, interrupt_id, thread_id, status, due_at) SELECT 'card', interrupt_id, thread_id,"
