@@ -310,9 +310,11 @@ def work(once: bool) -> None:
 
     async def run(settings: Settings) -> None:
         from flow.database import check_locks
+        from flow.log import log_to_stderr
         from flow.retention import Keep
         from flow.worker import Worker
 
+        log_to_stderr(settings)
         async with _database(settings, checkpoints=True, acts=True) as (url, conn):
             await check_locks(url)
             keep = Keep.of(settings)
@@ -321,7 +323,6 @@ def work(once: bool) -> None:
             await _deliver(settings, conn)
             await _deliver_webhooks(settings, url)
 
-    _log_for_people()
     _run(run)
 
 
@@ -331,7 +332,9 @@ def deliver() -> None:
 
     async def run(settings: Settings) -> None:
         from flow import mails, notices
+        from flow.log import log_to_stderr
 
+        log_to_stderr(settings)
         async with _database(settings) as (url, conn):
             if not settings.slack_is_on and not settings.smtp_url and not settings.webhook_url_of:
                 raise FlowError(
@@ -349,7 +352,6 @@ def deliver() -> None:
         sent, failed = to_people[0] + to_webhooks[0], to_people[1] + to_webhooks[1]
         _report_sent(sent, failed)
 
-    _log_for_people()
     _run(run)
 
 
@@ -691,7 +693,6 @@ def webhooks_resend(event_id: int | None, dead: bool, endpoint: str | None) -> N
                 sent, failed = await _deliver_webhooks(settings, url, within_s=300.0)
                 _report_sent(sent, failed)
 
-    _log_for_people()
     _run(run)
 
 
@@ -1141,12 +1142,13 @@ def _report_sent(sent: int, failed: int) -> None:
 def _serve(*, web: bool, worker: bool) -> None:
     async def run(settings: Settings) -> None:
         from bot.server import run_services, stop_on_signals
+        from flow.log import log_to_stderr
 
+        log_to_stderr(settings)
         async with _database(settings, checkpoints=worker, acts=True) as (url, _conn):
             pass
         await run_services(settings, url, stop_on_signals(), web=web, worker=worker)
 
-    _log_for_people()
     _run(run)
 
 
@@ -1192,12 +1194,6 @@ def _typist(note: str = "") -> Person:
 
 def _print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=True))
-
-
-def _log_for_people() -> None:
-    from bot.log import log_to_stderr
-
-    log_to_stderr()
 
 
 def main() -> None:

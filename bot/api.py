@@ -21,13 +21,14 @@ from bot import shapes
 from bot.bodies import read_at_most
 from bot.limits import Limit, caller_of
 from bot.pool import Pool, on_pool
-from bot.problems import Problem, answer_problems, problem_of
+from bot.problems import SENDER, Problem, answer_problems, problem_of
 from bot.webhooks import Endpoint, is_webhook, sender_of
 from flow import approvals, inputs, payments, threads
 from flow.changes import change_amount, withdraw
 from flow.database import Connection
 from flow.errors import BadInput, FlowError, KeyReused, NotAllowed, ThreadExists
 from flow.events import events_after
+from flow.log import also_concerning
 from flow.model import CLAIM_FLOW, Approval, Decision, Event, Payment, Person, Verdict
 from flow.receipts import Answer, answer_once
 from flow.show import approval_as_json, decision_as_json, payment_as_json, stories_of
@@ -106,8 +107,10 @@ def _handler_of(
         # Who it is comes first: a stranger learns nothing from how his request is malformed.
         try:
             if route.signed and is_webhook(request.headers):
+                request[SENDER] = ""
                 raw, token = await _read(request), None
                 sender = sender_of(endpoints, request.headers, raw)
+                request[SENDER] = sender[0].name
             else:
                 token, sender = await _token_of(request, pool, route.scope), None
                 raw = await _read(request)
@@ -115,6 +118,7 @@ def _handler_of(
             if exc.status == 401:
                 _count(limits.refused, caller_of(request))
             raise
+        also_concerning(approver=token.key if token else f"webhook:{request[SENDER]}")
         if route.scope == "decide":
             _count(limits.decisions, token.key if token else sender[0].name if sender else "")
         call = Call(

@@ -28,6 +28,7 @@ from flow.aio import to_its_end
 from flow.approvals import approval_of, note_tampered
 from flow.database import AWAY, Connection, Lock, connect, wakes
 from flow.delegations import standing_in
+from flow.log import concerning
 from flow.model import Approval, Notice, Payment, Thread
 from flow.payments import payments_of
 from flow.settings import Settings
@@ -135,7 +136,10 @@ class Deliverer:
     async def _deliver_next(self, conn: Connection, lane: notices.Lane) -> bool | None:
         """Whether the notice that is due was sent; None if none is due."""
         notice = await notices.lease(conn, lane)
-        return await self._deliver(conn, notice) if notice else None
+        if notice is None:
+            return None
+        with concerning(thread=notice.thread_id, interrupt=notice.interrupt_id):
+            return await self._deliver(conn, notice)
 
     async def _deliver(self, conn: Connection, notice: Notice) -> bool:
         try:

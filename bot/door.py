@@ -29,6 +29,7 @@ from bot.views import View, in_words
 from flow import notices
 from flow.database import AWAY, Connection
 from flow.errors import FlowError
+from flow.log import also_concerning
 from flow.model import Person
 
 log = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class Door:
 
         Raises NotRecorded if it could not be committed in time, and whatever FlowError the work raises.
         """
+        also_concerning(interrupt=press.interrupt_id, approver=press.user_id)
         task: asyncio.Task[T] = self.spawn(self._act_kept(press, work))
         done, _ = await asyncio.wait({task}, timeout=IN_TIME_S)
         if not done:

@@ -6,13 +6,13 @@ Format: https://www.rfc-editor.org/rfc/rfc9457
 from __future__ import annotations
 
 import logging
-import secrets
 from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from bot.people import MembershipUnknown
+from flow import counts
 from flow.database import AWAY
 from flow.errors import (
     AlreadyDecided,
@@ -34,6 +34,10 @@ from flow.errors import (
     UnknownFlow,
     UnknownThread,
 )
+from flow.log import concerning, new_trace_id
+
+# The endpoint that signed a request; empty until it is known.
+SENDER = web.RequestKey("SENDER", str)
 
 log = logging.getLogger(__name__)
 
@@ -101,27 +105,34 @@ def problem_of(exc: FlowError) -> Problem:
 @web.middleware
 async def answer_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every answer has an id, and every error is a problem document."""
-    request_id = secrets.token_hex(8)
+    request_id = new_trace_id()
+    with concerning(trace_id=request_id):
+        response = await _answered(request, handler, request_id)
+        response.headers["X-Request-Id"] = request_id
+        if response.status >= 400:
+            log.info("request %s: %s %s: %s", request_id, request.method, request.path, response.status)
+    if (sender := request.get(SENDER)) is not None:
+        counts.webhook_receipts.add(sender, str(response.status))
+    return response
+
+
+async def _answered(request: web.Request, handler: Handler, request_id: str) -> web.StreamResponse:
     try:
-        response = await handler(request)
+        return await handler(request)
     except Problem as exc:
-        response = _document(exc)
+        return _document(exc)
     except web.HTTPException as exc:
         headers = {"Allow": exc.headers["Allow"]} if "Allow" in exc.headers else None
-        response = _document(Problem(exc.status, exc.reason, headers=headers))
+        return _document(Problem(exc.status, exc.reason, headers=headers))
     except (*AWAY, TimeoutError) as exc:
         log.warning("request %s was not carried out: %s: %s", request_id, type(exc).__name__, str(exc).strip())
         wait = {"Retry-After": "1"}
-        response = _document(Problem(503, "it could not be recorded: ask again, twice is once", headers=wait))
+        return _document(Problem(503, "it could not be recorded: ask again, twice is once", headers=wait))
     except FlowError as exc:
-        response = _document(problem_of(exc))
+        return _document(problem_of(exc))
     except Exception:
         log.exception("request %s failed: %s %s", request_id, request.method, request.path)
-        response = _document(Problem(500, f"look for {request_id} in the log"))
-    response.headers["X-Request-Id"] = request_id
-    if response.status >= 400:
-        log.info("request %s: %s %s: %s", request_id, request.method, request.path, response.status)
-    return response
+        return _document(Problem(500, f"look for {request_id} in the log"))
 
 
 def _document(problem: Problem) -> web.Response:

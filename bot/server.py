@@ -20,6 +20,7 @@ from bot.links import link_routes
 from bot.live import Live
 from bot.login import login_routes
 from bot.mail import Mailer
+from bot.metrics import metrics_handler
 from bot.openid import Provider, slack_login_routes
 from bot.pages import inbox_routes
 from bot.pool import Pool, pool_of
@@ -70,7 +71,7 @@ async def run_services(settings: Settings, url: str, stop: asyncio.Event, *, web
             delivering = [group.create_task(each.run(url)) for each in (deliverer, mailer, webhooks) if each]
             driving = group.create_task(driver.run(stop)) if driver else None
             checks = _checks_of(deliverer, mailer, webhooks, driver)
-            async with _site(settings, url, checks, web=web):
+            async with _site(settings, url, checks, driver, web=web):
                 await stop.wait()
                 log.info("stopping")
             if driving:
@@ -80,10 +81,12 @@ async def run_services(settings: Settings, url: str, stop: asyncio.Event, *, web
 
 
 @contextlib.asynccontextmanager
-async def _site(settings: Settings, url: str, checks: dict[str, Check], *, web: bool) -> AsyncIterator[None]:
+async def _site(
+    settings: Settings, url: str, checks: dict[str, Check], driver: Worker | None, *, web: bool
+) -> AsyncIterator[None]:
     """The web server with its pool, and Slack's door; at the end, what is under way is answered and finished.
 
-    Without `web` it is only the health of this process, on HEALTH_PORT, if that is set.
+    Without `web` it is only the health and the metrics of this process, on HEALTH_PORT, if that is set.
     """
     port = settings.port if web else settings.health_port
     if port is None:
@@ -118,7 +121,8 @@ async def _site(settings: Settings, url: str, checks: dict[str, Check], *, web: 
             await stack.enter_async_context(_listening(live, url))
             http = await stack.enter_async_context(ClientSession())
             pages = await _pages(settings, base=settings.pages_url, pool=pool, live=live, http=http, own_team=own_team)
-        app = build_web(slack=handler, api=api, pages=pages, checks=checks)
+        metrics = metrics_handler(settings, pool, driver)
+        app = build_web(slack=handler, api=api, pages=pages, metrics=metrics, checks=checks)
         _close_at_the_end(app, live)
         runner = AppRunner(app, access_log=None, shutdown_timeout=_DRAIN_S)
         await runner.setup()

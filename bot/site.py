@@ -31,6 +31,7 @@ from bot.problems import problem_of
 from flow.database import AWAY, Connection
 from flow.delegations import with_absent
 from flow.errors import FlowError
+from flow.log import also_concerning, concerning, new_trace_id
 from flow.model import Approval, Thread
 from flow.questions import question_of
 from flow.sessions import SESSION_HOURS, Session, session_of
@@ -102,6 +103,10 @@ class Site:
         """The handler with our headers; what goes wrong becomes a page. Paths are not logged: some hold tokens."""
 
         async def safe(request: web.Request) -> web.StreamResponse:
+            with concerning(trace_id=new_trace_id()):
+                return await answered(request)
+
+        async def answered(request: web.Request) -> web.StreamResponse:
             try:
                 response = await handle(request)
             except SignInFirst as exc:
@@ -183,6 +188,7 @@ class Site:
         session = await self.session(request)
         if session is None:
             raise SignInFirst(request.path if request.method == "GET" else "/approvals")
+        also_concerning(approver=session.person.key)
         return session
 
     # Forms

@@ -38,8 +38,10 @@ from bot.outcomes import already, refusal
 from bot.pool import Pool
 from bot.slack_api import TROUBLES, read_error
 from bot.slack_home import hear_home
+from flow import counts
 from flow.approvals import decide
 from flow.errors import FlowError, SettingError
+from flow.log import concerning, new_trace_id
 from flow.model import Verdict
 
 log = logging.getLogger(__name__)
@@ -193,9 +195,19 @@ def slack_events(bolt: AsyncApp, signing_secret: str) -> Callable[[web.Request],
             return web.json_response({"error": "malformed"}, status=400)
         if not _is_heard(parsed.body):
             return web.json_response({"error": "nothing listens to this"}, status=404)
-        return await to_aiohttp_response(await bolt.async_dispatch(parsed))
+        return await to_aiohttp_response(await answer(bolt, parsed))
 
     return handle
+
+
+async def answer(bolt: AsyncApp, request: AsyncBoltRequest) -> BoltResponse:
+    """Bolt's answer to what has come from Slack, however it came."""
+    began = time.perf_counter()
+    with concerning(trace_id=new_trace_id()):
+        response = await bolt.async_dispatch(request)
+    if request.body.get("type") in ("block_actions", "view_submission"):
+        counts.click_to_answer.add(time.perf_counter() - began)
+    return response
 
 
 def _is_heard(body: dict[str, Any]) -> bool:

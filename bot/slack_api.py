@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
+from slack_sdk.web.async_slack_response import AsyncSlackResponse
 
+from flow import counts
 from flow.settings import Settings
 
 CALL_TIMEOUT_S = 10.0
@@ -53,7 +56,25 @@ FIXES = {
 }
 
 
+# Slack's codes; whatever else it may say is not made a label.
+_CODE = re.compile(r"[a-z_]{1,60}")
+
 SEE_ERROR = "see the error at api.slack.com"
+
+
+class CountingClient(AsyncWebClient):
+    """Slack's own client, which counts what fails: every method ends in this one."""
+
+    async def api_call(self, api_method: str, **asked: Any) -> AsyncSlackResponse:
+        try:
+            return await super().api_call(api_method, **asked)
+        except SlackApiError as exc:
+            status, error, _ = read_error(exc)
+            counts.slack_errors.add(api_method, error if _CODE.fullmatch(error) else f"http_{status}")
+            raise
+        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+            counts.slack_errors.add(api_method, type(exc).__name__)
+            raise
 
 
 @contextlib.asynccontextmanager
@@ -62,7 +83,7 @@ async def slack_client(settings: Settings) -> AsyncIterator[AsyncWebClient]:
     assert settings.slack_bot_token is not None
     timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
-        yield AsyncWebClient(
+        yield CountingClient(
             token=settings.slack_bot_token.get_secret_value(),
             base_url=settings.slack_api_url,
             session=session,

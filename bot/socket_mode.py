@@ -12,15 +12,17 @@ import logging
 from typing import NoReturn
 
 import aiohttp
-from slack_bolt.adapter.socket_mode.async_internals import run_async_bolt_app, send_async_response
+from slack_bolt.adapter.socket_mode.async_internals import send_async_response
+from slack_bolt.adapter.socket_mode.internals import build_headers
 from slack_bolt.app.async_app import AsyncApp
+from slack_bolt.request.async_request import AsyncBoltRequest
 from slack_sdk.errors import SlackApiError
 from slack_sdk.socket_mode.aiohttp import SocketModeClient
 from slack_sdk.socket_mode.async_client import AsyncBaseSocketModeClient
 from slack_sdk.socket_mode.request import SocketModeRequest
 from slack_sdk.web.async_client import AsyncWebClient
 
-from bot.slack import PASSING_ERRORS, Background
+from bot.slack import PASSING_ERRORS, Background, answer
 from bot.slack_api import read_error
 from flow.errors import FlowError, SettingError
 
@@ -104,4 +106,5 @@ class SocketMode:
 
     async def _answer(self, socket: AsyncBaseSocketModeClient, request: SocketModeRequest) -> None:
         start = asyncio.get_running_loop().time()
-        await send_async_response(socket, request, await run_async_bolt_app(self._bolt, request), start)
+        asked = AsyncBoltRequest(mode="socket_mode", body=request.payload, headers=build_headers(request))
+        await send_async_response(socket, request, await answer(self._bolt, asked), start)

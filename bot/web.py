@@ -18,6 +18,7 @@ def build_web(
     slack: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None,
     api: web.Application | None = None,
     pages: Iterable[web.RouteDef] = (),
+    metrics: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None,
     checks: dict[str, Check],
 ) -> web.Application:
     """The application. Each check says what is wrong, or None; /readyz is 200 only if all say None."""
@@ -34,6 +35,8 @@ def build_web(
 
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/readyz", readyz)
+    if metrics is not None:
+        app.router.add_get("/metrics", metrics)
     if slack is not None:
         app.router.add_post("/slack/events", slack)
     if api is not None:

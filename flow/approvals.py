@@ -7,6 +7,7 @@ the verdict, wakes the thread and changes the cards in one transaction; the door
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -15,7 +16,7 @@ from typing import Any
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from flow import audit, mails, notices, reminders, threads
+from flow import audit, counts, mails, notices, reminders, threads
 from flow.database import Connection, Page, newest
 from flow.delegations import with_absent
 from flow.errors import (
@@ -31,11 +32,14 @@ from flow.errors import (
     UnknownApproval,
 )
 from flow.events import facts_of_approval, record_events
+from flow.log import concerning
 from flow.model import Approval, ApprovalEventType, Decision, Person, Thread, Verdict
 from flow.policy import Tier
 from flow.questions import bare, checked_answer, question_of
 from flow.standing import Standing, check_person, escalates
 from flow.text import bare_name, canonical
+
+log = logging.getLogger(__name__)
 
 COLUMNS = sql.SQL(
     "interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers, required, status, requested_at,"
@@ -235,6 +239,15 @@ async def decide(conn: Connection, interrupt_id: str, person: Person, verdict: V
     decide, records nothing and succeeds. Raises UnknownApproval, NotAllowed, StaleRequest, PageNeeded, Tampered,
     ApprovalExpired, or AlreadyDecided if the approval was settled the other way.
     """
+    decided = await _decide(conn, interrupt_id, person, verdict)
+    if decided.recorded:
+        counts.decisions.add(verdict.door, verdict.verdict)
+        with concerning(thread=decided.approval.thread_id, interrupt=interrupt_id, approver=person.key):
+            log.info("decided: %s, through %s", verdict.verdict, verdict.door)
+    return decided
+
+
+async def _decide(conn: Connection, interrupt_id: str, person: Person, verdict: Verdict) -> Decided:
     async with (
         refusals_kept(conn, interrupt_id, person, door=verdict.door, shown=verdict.request_hash),
         conn.transaction(),

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from psycopg import sql
 
-from flow import approvals, mails, notices, threads
+from flow import approvals, counts, mails, notices, threads
 from flow.database import Connection
 from flow.model import Approval
 from flow.standing import escalates
@@ -33,6 +33,8 @@ async def expire_overdue(conn: Connection, *, limit: int = 100) -> int:
         await _expire(conn, [approval for approval in overdue if approval not in going_on])
         for approval in going_on:
             await _escalate(conn, approval)
+    for _ in overdue:
+        counts.expiries.add()
     return len(overdue)
 
 

@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
@@ -50,7 +51,7 @@ from flow.errors import (
 from flow.events import facts_of_thread, record_events
 from flow.flows import Flow, Flows, settled_the_same
 from flow.inputs import storable
-from flow.model import Approval, Thread
+from flow.model import Approval, Payment, Thread
 from flow.pen import Pen
 from flow.policy import Policy
 from flow.providers import Provider
@@ -67,6 +68,16 @@ _FINAL = (
 )  # fmt: skip
 
 
+@dataclass(kw_only=True)
+class Findings:
+    """What a drive comes upon beside its outcome: whether the driver before had died; and, if this one ended a claim
+    that came to a payment, the payment's status, and how long after the decision it was made, if both were."""
+
+    taken_over: bool = False
+    payment: str | None = None
+    decided_to_paid_s: float | None = None
+
+
 async def drive(
     conn: Connection,
     thread_id: str,
@@ -76,18 +87,21 @@ async def drive(
     adviser: Adviser | None = None,
     provider: Provider | None = None,
     slice_s: float = math.inf,
+    findings: Findings | None = None,
 ) -> Outcome:
     """Drive the thread on this connection until it waits for a person or is over, or has been driven for `slice_s`.
 
     `locked`: somebody else drives it. `stuck`: it needs a person, for the reason in its row. `unavailable`: none of
     `flows` is the thread's. `unfinished`: it is due for the rest. Raises DriveFailed if a step failed and will be tried
-    again later. A lost connection rises as it is: nothing more can be written, and nothing needs to be.
+    again later. A lost connection rises as it is: nothing more can be written, and nothing needs to be. `findings` is
+    filled in for whoever counts.
     """
+    findings = findings or Findings()
     if not await threads.try_lock(conn, thread_id):
         return "locked"
     pen = Pen(conn=conn, policy=policy, adviser=adviser, provider=provider)
     try:
-        return await _drive_locked(pen, thread_id, flows, slice_s)
+        return await _drive_locked(pen, thread_id, flows, slice_s, findings)
     except Exception as exc:
         if conn.closed:
             raise
@@ -130,11 +144,12 @@ async def ensure_checkpoint_tables(url: str, conn: Connection) -> None:
             )
 
 
-async def _drive_locked(pen: Pen, thread_id: str, flows: Flows, slice_s: float) -> Outcome:
+async def _drive_locked(pen: Pen, thread_id: str, flows: Flows, slice_s: float, findings: Findings) -> Outcome:
     conn = pen.conn
     while (thread := await threads.take(conn, thread_id)) is None:
         if outcome := await _untaken(pen, thread_id):
             return outcome
+    findings.taken_over = thread.taken_over
     flow = flows.of(thread)
     if flow is None:
         return await _set_aside(pen, thread_id)
@@ -142,7 +157,7 @@ async def _drive_locked(pen: Pen, thread_id: str, flows: Flows, slice_s: float) 
     state = await run.look()
     while True:
         try:
-            place = await _step(run, pen, thread, state)
+            place = await _step(run, pen, thread, state, findings)
         except _FINAL as exc:
             if not await _give_up(pen, thread, _storable(str(exc))):
                 raise
@@ -157,7 +172,9 @@ async def _drive_locked(pen: Pen, thread_id: str, flows: Flows, slice_s: float) 
         state, thread = place, await threads.thread_of(conn, thread_id)
 
 
-async def _step(run: Run, pen: Pen, thread: Thread, state: StateSnapshot) -> StateSnapshot | Outcome:
+async def _step(
+    run: Run, pen: Pen, thread: Thread, state: StateSnapshot, findings: Findings
+) -> StateSnapshot | Outcome:
     """Take the one step that the thread's state calls for: the state after it, or how the drive ends."""
     if state.created_at is None:
         return await run.on(run.flow.begin(thread))
@@ -171,7 +188,7 @@ async def _step(run: Run, pen: Pen, thread: Thread, state: StateSnapshot) -> Sta
     if state.tasks:
         return await run.on(None)
     if run.flow.pays:
-        return await _close(pen, thread) or state
+        return await _close(pen, thread, findings) or state
     await run.check_end()
     return await _close_with_result(pen, run.flow, thread, state) or state
 
@@ -219,7 +236,7 @@ async def _answers_or_wait(
     return None
 
 
-async def _close(pen: Pen, thread: Thread) -> Outcome | None:
+async def _close(pen: Pen, thread: Thread, findings: Findings) -> Outcome | None:
     """End the thread with the status that our rows give it. None: look again.
 
     LangGraph's word is not enough: a renamed node also ends "normally", and unpaid.
@@ -235,8 +252,18 @@ async def _close(pen: Pen, thread: Thread) -> Outcome | None:
         await _tell_the_end(conn, thread.thread_id, status)
         if not await threads.leave(conn, thread, status=status, reason=reason):
             raise psycopg.Rollback
+        if payment:
+            findings.payment, findings.decided_to_paid_s = payment.status, _decided_to_paid_s(approvals, payment)
         return "stuck" if status in _NEEDS_A_PERSON else "over"
     return None
+
+
+def _decided_to_paid_s(approvals: Sequence[Approval], payment: Payment) -> float | None:
+    """Both times are the database's, so no two clocks are compared. None if nobody decided, or nothing was paid."""
+    settled = [each.settled_at for each in approvals if each.status == "approved" and each.settled_at]
+    if not settled or payment.paid_at is None:
+        return None
+    return max(0.0, (payment.paid_at - max(settled)).total_seconds())
 
 
 async def _close_with_result(pen: Pen, flow: Flow, thread: Thread, state: StateSnapshot) -> Outcome | None:

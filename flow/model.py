@@ -103,6 +103,8 @@ class Thread:
     progress: tuple[int, int] | None = None
     # What a flow without a payment has come to: any JSON value, once it is done.
     result: Any = None
+    # As a driver takes it: whoever drove it before died in the midst of that.
+    taken_over: bool = False
 
     @property
     def flow_key(self) -> str:

@@ -46,6 +46,7 @@ _IN_LANE: dict[Lane, str] = {
 # One more version to show: now, or after the delivery that is under way.
 _DUE_AGAIN = (
     " SET version = n.version + 1,"
+    " waits_since = CASE WHEN n.due_at IS NULL THEN clock_timestamp() ELSE n.waits_since END,"
     " due_at = CASE WHEN n.status = 'sending' THEN n.due_at ELSE clock_timestamp() END,"
     " status = CASE WHEN n.status = 'sending' THEN n.status ELSE 'pending' END"
 )
@@ -156,6 +157,7 @@ async def mark_sent(conn: Connection, notice: Notice) -> None:
     ours = await conn.execute(
         "UPDATE notices SET status = CASE WHEN version = %(version)s THEN 'sent' ELSE 'pending' END,"
         " due_at = CASE WHEN version = %(version)s THEN NULL ELSE clock_timestamp() END,"
+        " waits_since = clock_timestamp(),"
         " ambiguous = false, error = NULL WHERE id = %(id)s AND attempt = %(attempt)s AND status = 'sending'",
         {"version": notice.version, "id": notice.id, "attempt": notice.attempt},
     )

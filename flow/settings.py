@@ -95,6 +95,9 @@ class Settings(BaseSettings):
     port: int = Field(default=4000, ge=0, le=65535)
     # Where `work`, which has no pages, answers /healthz and /readyz; unset: nowhere.
     health_port: int | None = Field(default=None, ge=0, le=65535)
+    # Who may read /metrics, on either port; unset: nobody.
+    metrics_token: SecretStr | None = Field(default=None, min_length=16)
+    log_format: Literal["auto", "json", "text"] = "auto"
 
     # How long one drive may take before its process is killed and the thread is taken over.
     drive_timeout: float = Field(default=120.0, gt=0, allow_inf_nan=False)

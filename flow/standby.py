@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import gc
 import json
+import logging
 import os
 import signal
 import socket
@@ -24,17 +25,25 @@ import sys
 import threading
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+from flow.log import concerning, trace_id
 
 if TYPE_CHECKING:
     from flow.database import Connection
-    from flow.drive import Outcome
+    from flow.drive import Findings, Outcome
     from flow.flows import Flows
 
-    DriveOne = Callable[[Connection, str], Awaitable[Outcome]]
+    class DriveOne(Protocol):
+        """`drive`, with everything that is the same for all threads."""
+
+        def __call__(self, conn: Connection, thread_id: str, *, findings: Findings) -> Awaitable[Outcome]: ...
+
+
+log = logging.getLogger(__name__)
 
 # Weighs about a tenth of the bot: a click goes first on a busy machine, and a drive is not starved.
 _NICENESS = 10
@@ -46,12 +55,15 @@ _READY_TIMEOUT_S = 60.0
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """How one drive ended: `outcome` as of `drive`, with the `reason` if it is stuck; or `failed`: a step, which will
-    be tried again; or `lost`: the child could not work, or died."""
+    be tried again; or `lost`: the child could not work, or died. The rest is what `drive` calls its findings."""
 
     outcome: str | None = None
     reason: str | None = None
     failed: str | None = None
     lost: str | None = None
+    taken_over: bool = False
+    payment: str | None = None
+    decided_to_paid_s: float | None = None
 
 
 class Standby:
@@ -67,7 +79,7 @@ class Standby:
     async def drive(self, thread_id: str, *, timeout_s: float) -> Report:
         """Have it drive this thread, to its end, its next approval, or its death after `timeout_s`."""
         try:
-            self._writer.write(thread_id.encode() + b"\n")
+            self._writer.write(f"{thread_id} {trace_id()}\n".encode())
             async with asyncio.timeout(timeout_s):
                 line = await self.ended
         except TimeoutError:
@@ -150,11 +162,14 @@ def _run_zygote(ctl: socket.socket) -> NoReturn:
     from flow.drive import drive
     from flow.errors import SettingError
     from flow.flows import load_flows
+    from flow.log import log_to_stderr
     from flow.policy import policy_of
     from flow.providers import provider_of
     from flow.settings import read_settings
 
     settings = read_settings()
+    # The worker tells how each drive ended.
+    log_to_stderr(settings, least=logging.WARNING)
     url, flows = database_url(settings), load_flows(settings.flow_modules)
     if threading.active_count() != 1:
         started = ", ".join(thread.name for thread in threading.enumerate()[1:])
@@ -198,8 +213,7 @@ def _run_child(sock: socket.socket, url: str, flows: Flows, drive_one: DriveOne)
         asyncio.run(_with_connection(url, lambda conn: _serve_one(conn, sock, flows, drive_one)))
         status = 0
     except Exception as exc:  # noqa: BLE001 (nothing above us may run in a forked child)
-        sys.stderr.write(f"stand-by {os.getpid()}: {type(exc).__name__}: {exc}\n")
-        sys.stderr.flush()
+        log.error("stand-by %d: %s: %s", os.getpid(), type(exc).__name__, exc)  # noqa: TRY400 (its cause is outside)
     finally:
         os._exit(status)
 
@@ -213,6 +227,7 @@ async def _with_connection(url: str, work: Callable[[Connection], Awaitable[None
 
 async def _serve_one(conn: Connection, sock: socket.socket, flows: Flows, drive_one: DriveOne) -> None:
     from flow.database import AWAY
+    from flow.drive import Findings
     from flow.errors import DriveFailed
     from flow.threads import thread_of
 
@@ -222,21 +237,23 @@ async def _serve_one(conn: Connection, sock: socket.socket, flows: Flows, drive_
     # A connection that says something while nobody asks is being closed; a stand-by without one is none. (After a
     # reload of the server's settings it may say that too: then a stand-by is replaced for nothing.)
     loop.add_reader(conn.fileno(), os._exit, 3)
-    thread_id = await _job(sock)
+    thread_id, _, trace_id = (await _job(sock)).partition(" ")
     loop.remove_reader(conn.fileno())
-    try:
-        report: dict[str, str | None] = {"outcome": await drive_one(conn, thread_id)}
-        if report["outcome"] in ("stuck", "unavailable"):
-            report["reason"] = (await thread_of(conn, thread_id)).reason
-    except DriveFailed as exc:
-        report = {"failed": exc.reason}
-    except AWAY as exc:
-        report = {"lost": f"the connection broke: {str(exc).strip()}"}
-    sock.sendall(json.dumps(report).encode() + b"\n")
+    findings = Findings()
+    with concerning(thread=thread_id, trace_id=trace_id):
+        try:
+            report: dict[str, str | None] = {"outcome": await drive_one(conn, thread_id, findings=findings)}
+            if report["outcome"] in ("stuck", "unavailable"):
+                report["reason"] = (await thread_of(conn, thread_id)).reason
+        except DriveFailed as exc:
+            report = {"failed": exc.reason}
+        except AWAY as exc:
+            report = {"lost": f"the connection broke: {str(exc).strip()}"}
+    sock.sendall(json.dumps(report | asdict(findings)).encode() + b"\n")
 
 
 async def _job(sock: socket.socket) -> str:
-    """The thread id that the worker sends. From here on a thread watches the socket: its end is ours."""
+    """What the worker sends: thread id and trace id. From here on a thread watches the socket: its end is ours."""
     loop = asyncio.get_running_loop()
     job: asyncio.Future[str] = loop.create_future()
 

@@ -145,7 +145,9 @@ async def take(conn: Connection, thread_id: str) -> Thread | None:
         " reason = NULL, due_at = CASE WHEN attempts > 0 THEN {backoff} ELSE due_at END"
         " WHERE thread_id = %s AND status <> ALL(%s) AND attempts < %s"
         # Nobody has woken it since it was left to a person.
-        " AND (due_at IS NOT NULL OR status NOT IN ('stuck', 'unknown', 'unavailable')) RETURNING {columns}"
+        " AND (due_at IS NOT NULL OR status NOT IN ('stuck', 'unknown', 'unavailable')) RETURNING {columns},"
+        # As the row was: a driver that ended, however it did, has left it.
+        " (SELECT was.driver_pid FROM threads was WHERE was.thread_id = threads.thread_id) IS NOT NULL AS taken_over"
     ).format(backoff=_BACKOFF, columns=_COLUMNS)
     row = await (await conn.execute(query, (thread_id, list(OVER), MAX_ATTEMPTS))).fetchone()
     return _thread(row) if row else None

@@ -13,9 +13,10 @@ from collections.abc import AsyncIterator
 
 import psycopg
 
-from flow import audit, deadlines, reminders, retention, threads
+from flow import audit, counts, deadlines, reminders, retention, threads
 from flow.database import AWAY, POLL_S, Connection, Lock, connect, wakes
 from flow.errors import ChainBroken, DatabaseUnavailable
+from flow.log import concerning, new_trace_id
 from flow.standby import Report, Standby, Zygote
 
 log = logging.getLogger(__name__)
@@ -141,7 +142,10 @@ class Worker:
                 if thread_id == _NO_MORE:
                     return
                 try:
-                    self._log(thread_id, await standby.drive(thread_id, timeout_s=self._drive_timeout_s))
+                    with concerning(thread=thread_id, trace_id=new_trace_id()):
+                        report = await standby.drive(thread_id, timeout_s=self._drive_timeout_s)
+                        _count(report)
+                        self._log(thread_id, report)
                 finally:
                     self._in_flight.discard(thread_id)
                     self._look.set()
@@ -279,3 +283,13 @@ class Worker:
             log.error("thread %s needs a person: %s", thread_id, report.reason)
         else:
             log.info("thread %s: %s", thread_id, report.outcome)
+
+
+def _count(report: Report) -> None:
+    counts.drives.add(report.outcome or ("failed" if report.failed is not None else "lost"))
+    if report.taken_over:
+        counts.takeovers.add()
+    if report.payment is not None:
+        counts.payments.add(report.payment)
+    if report.decided_to_paid_s is not None:
+        counts.click_to_paid.add(report.decided_to_paid_s)

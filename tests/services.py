@@ -205,7 +205,7 @@ class Town:
         await self._stack.aclose()
 
     @contextlib.asynccontextmanager
-    async def service(self, command: str, *, on: Machine | None = None, **settings: str) -> AsyncIterator[Running]:
+    async def service(self, command: str, on: Machine | None = None, /, **settings: str) -> AsyncIterator[Running]:
         """`serve`, `bot` or `work`, from the moment when it is ready; its settings may differ from the town's."""
         name = f"{next(self._names)}-{command}"
         out, err = self.terminal.folder / f"{name}.out", self.terminal.folder / f"{name}.err"

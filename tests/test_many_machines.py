@@ -52,7 +52,7 @@ class Company:
             "HEALTH_PORT": "4001",
             "STAND_BY": "2",
         }
-        return await self._stack.enter_async_context(self.town.service(command, on=place, **settings))
+        return await self._stack.enter_async_context(self.town.service(command, place, **settings))
 
     async def click_until_heard(self, claim: Claim) -> int:
         """Through one bot or the other, as a load balancer does it; how often nobody answered."""

@@ -748,6 +748,27 @@ BUGS = [
         new="standing = Standing(listed_as=None)",
         tests="test_every_door.py",
     ),
+    Bug(
+        name="secrets are logged",
+        file="flow/log.py",
+        old="        return {name: hide(value) if isinstance(value, str) else value for name, value in line.items()}",
+        new="        return line",
+        tests="test_logs.py",
+    ),
+    Bug(
+        name="strangers read the metrics",
+        file="bot/metrics.py",
+        old='if kind.lower() != "bearer" or not hmac',
+        new='if kind.lower() != "bearer" and not hmac',
+        tests="test_metrics.py::test_metrics_are_for_whoever_has_the_token",
+    ),
+    Bug(
+        name="what is tried again has only begun to wait",
+        file="flow/figures.py",
+        old="coalesce(waits_since, due_at) AS since",
+        new="due_at AS since",
+        tests="test_metrics.py::test_what_slack_refuses_and_what_waits_for_it_is_told",
+    ),
 ]
 
 _COPIED = (
