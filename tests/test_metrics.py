@@ -197,17 +197,26 @@ async def test_threads_that_stop_and_payments_that_are_unknown_are_told(town: To
         provider = {"PAYMENT_PROVIDER": "http", "PAYMENT_URL": bank.url, "PAYMENT_KEY_LIFETIME": "0"}
         async with town.service("serve", **provider):
             await start_claim(conn, "lost", "20")
-            after = await until_it_says(town.port, lambda now: one(now, "open_payments", status="unknown") == 1)
-            assert one(after, "payments_total", status="unknown") == 1
+            after = await until_it_says(
+                town.port,
+                lambda now: (
+                    one(now, "open_payments", status="unknown") == 1
+                    and one(now, "stopped_threads", status="unknown") == 1
+                    and one(now, "payments_total", status="unknown") == 1
+                ),
+            )
             assert one(after, "oldest_open_payment_seconds", status="unknown") > 0
             assert one(after, "drives_total", outcome="failed") == 1
-            assert one(after, "stopped_threads", status="unknown") == 1
             await break_table(conn, "payments", "INSERT", "RAISE 'the vault is shut'")
             async with conn.transaction():
                 await start_claim(conn, "shut", "20")
                 await conn.execute("UPDATE threads SET attempts = 19 WHERE thread_id = 'shut'")
-            later = await until_it_says(town.port, lambda now: one(now, "stopped_threads", status="stuck") == 1)
-            assert one(later, "drives_total", outcome="stuck") == 2
+            await until_it_says(
+                town.port,
+                lambda now: (
+                    one(now, "stopped_threads", status="stuck") == 1 and one(now, "drives_total", outcome="stuck") == 2
+                ),
+            )
 
 
 async def test_what_slack_refuses_and_what_waits_for_it_is_told(town: Town, conn: Connection) -> None:
