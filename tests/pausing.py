@@ -24,6 +24,9 @@ from flow.threads import insert_thread
 
 FOLDER = Path(__file__).with_name("paused")
 
+# What a migration gives to rows from before it, where a column has no default.
+_SINCE = {"approvals": {"rank": 0}}
+
 _TABLES = ("threads", "approvals", "checkpoints", "checkpoint_blobs", "checkpoint_writes")
 
 
@@ -86,7 +89,8 @@ async def load(conn: Connection, name: str) -> str:
     """Put a kept thread into this database; its interrupt id."""
     kept: dict[str, list[dict[str, Any]]] = json.loads((FOLDER / f"{name}.json").read_text())
     for table in _TABLES:
-        for row in kept[table]:
+        for kept_row in kept[table]:
+            row = _SINCE.get(table, {}) | kept_row
             columns = sql.SQL(", ").join(map(sql.Identifier, row))
             await conn.execute(
                 sql.SQL("INSERT INTO {table} ({columns}) SELECT {columns} FROM json_populate_record(NULL::{table}, %s)")
