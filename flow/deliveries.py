@@ -192,7 +192,7 @@ async def forget_endpoint(conn: Connection, endpoint: str, *, by: str) -> int:
         if row is None:
             raise UnknownEndpoint(endpoint)
         deleted = await conn.execute(
-            "WITH gone AS (DELETE FROM webhook_deliveries WHERE endpoint = %s RETURNING status)"
+            "WITH gone AS (DELETE FROM webhook_deliveries WHERE endpoint = %s RETURNING event_id, status)"
             " SELECT count(*) FILTER (WHERE status <> 'sent') + (SELECT count(*) FROM events"
             " WHERE (position > %s OR position IS NULL) AND id NOT IN (SELECT event_id FROM gone)) AS count FROM gone",
             (endpoint, row["position"]),
