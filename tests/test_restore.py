@@ -45,7 +45,7 @@ def another() -> Iterator[PostgresServer]:
 def drill() -> list[list[str]]:
     """The commands of the page, as words."""
     page = (ROOT / "docs" / "operating.md").read_text()
-    programs = "pg_dump|createuser|createdb|pg_restore|psql"
+    programs = "pg_dump|psql|createdb|pg_restore"
     return [shlex.split(line) for line in re.findall(rf"^    ((?:{programs}) .*)$", page, re.MULTILINE)]
 
 
@@ -59,20 +59,31 @@ def as_service(url: str) -> str:
     return url.replace("//postgres@", "//claims@")
 
 
+async def run(words: list[str], on: PostgresServer, **urls: str) -> None:
+    """One command of the page, in the server's folder."""
+    said = [word.replace("claims.dump", str(on.folder / "claims.dump")) for word in words]
+    for name, url in urls.items():
+        said = [word.replace(f"${name}", url) for word in said]
+    await asyncio.to_thread(on.run, *said)
+
+
+async def restored(commands: list[list[str]], dump: Path, on: PostgresServer) -> str:
+    """The service's URL of what these commands have made of the dump."""
+    await asyncio.to_thread(shutil.copy, dump, on.folder)
+    owned = on.url(commands[1][-1])
+    for words in commands:
+        await run(words, on, ADMIN_URL=on.url(), OWNER_URL=owned)
+    async with await connect(owned, "drive") as owner:
+        await grant(owner)
+    return as_service(owned)
+
+
 async def test_what_is_restored_goes_on_where_it_was_dumped(
     server: PostgresServer, another: PostgresServer, tmp_path: Path
 ) -> None:
     dump, *restore = drill()
-    assert [words[0] for words in restore] == ["createuser", "createdb", "pg_restore", "psql"]
-    file = another.folder / "claims.dump"
-    again = another.url(restore[1][-1])
+    assert [words[0] for words in restore] == ["psql", "createdb", "pg_restore", "psql"]
     server.execute("CREATE ROLE claims LOGIN")
-
-    async def run(words: list[str], on: PostgresServer, **urls: str) -> None:
-        said = [word.replace("claims.dump", str(on.folder / "claims.dump")) for word in words]
-        for name, url in urls.items():
-            said = [word.replace(f"${name}", url) for word in said]
-        await asyncio.to_thread(on.run, *said)
 
     with server.database() as owned:
         url = as_service(owned)
@@ -86,17 +97,14 @@ async def test_what_is_restored_goes_on_where_it_was_dumped(
                 await town.assert_shown_as_paid(["done"])
                 await town.until_posted([waiting, late])
                 head = (await town.terminal.run_meanwhile("audit", "verify", "--json")).json["head"]
+                # Somebody reads events.
+                await events_after(conn, 0, limit=1000)
                 await run(dump, server, DATABASE_URL=url)
                 # What happens after the dump is what a restore loses.
                 await town.click_until_heard(late.approve)
                 await town.assert_shown_as_paid(["late"])
                 lost = (await events_after(conn, 0, limit=1000))[-1]
-            await asyncio.to_thread(shutil.copy, server.folder / "claims.dump", file)
-            for words in restore:
-                await run(words, another, ADMIN_URL=another.url(), OWNER_URL=again)
-            async with await connect(again, "drive") as owner:
-                await grant(owner)
-            again = as_service(again)
+            again = await restored(restore, server.folder / "claims.dump", another)
             town.terminal.environment["DATABASE_URL"] = again
             checked = await town.terminal.run_meanwhile("audit", "verify", "--head", head)
             assert (checked.code, checked.err) == (0, "")
