@@ -322,6 +322,7 @@ def work(once: bool) -> None:
             await worker.run_once()
             await _deliver(settings, conn)
             await _deliver_webhooks(settings, url)
+            await worker.tidy()
 
     _run(run)
 
@@ -398,6 +399,9 @@ def prune(dry_run: bool, older_than: str | None, as_json: bool) -> None:
             _print_json({"dry_run": dry_run} | found.as_json())
         else:
             click.echo(f"{'would delete' if dry_run else 'deleted'} {found.in_words()}")
+        if found.failed:
+            why = "; ".join(f"{what} ({reason})" for what, reason in found.failed.items())
+            raise FlowError(f"not everything could be deleted: {why}")
 
     _run(run)
 
@@ -408,19 +412,21 @@ def payments() -> None:
 
 
 @payments.command("list")
-@click.option("--unknown", is_flag=True, required=True, help="Only those that somebody must look at.")
+@click.option("--unknown", is_flag=True, help="Only those that somebody must look at, oldest first.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most this many.")
 @_json
 def payments_list(unknown: bool, limit: int, as_json: bool) -> None:
-    """Payments of which nobody knows whether they were made, oldest first."""
-    assert unknown
+    """Every payment, newest first; or those of which nobody knows whether they were made."""
 
     async def run(settings: Settings) -> None:
-        from flow.payments import unknown_payments
+        from flow.payments import latest_payments, unknown_payments
         from flow.show import payment_as_json, payment_in_words
 
         async with _database(settings) as (_url, conn):
-            found = await unknown_payments(conn, limit=limit)
+            if unknown:
+                found = await unknown_payments(conn, limit=limit)
+            else:
+                found = await latest_payments(conn, status=None, limit=limit)
         if as_json:
             _print_json([{"thread": each.thread_id} | payment_as_json(each) for each in found])
         for each in () if as_json else found:
@@ -692,6 +698,24 @@ def webhooks_resend(event_id: int | None, dead: bool, endpoint: str | None) -> N
             if not await is_present(conn, Lock.WEBHOOKS):
                 sent, failed = await _deliver_webhooks(settings, url, within_s=300.0)
                 _report_sent(sent, failed)
+
+    _run(run)
+
+
+@webhooks.command("forget")
+@click.argument("name")
+def webhooks_forget(name: str) -> None:
+    """Forget an endpoint that is gone for good, and what waits for it: it holds no events any more."""
+    user = _user()
+
+    async def run(settings: Settings) -> None:
+        from flow.deliveries import forget_endpoint
+
+        if name in settings.webhook_url_of:
+            raise FlowError(f"{name} is in WEBHOOK_URLS: take it out first, on every machine")
+        async with _database(settings) as (_url, conn):
+            lost = await forget_endpoint(conn, name, by=user)
+        click.echo(f"{name} is forgotten, with {lost} events that it has not got")
 
     _run(run)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -17,7 +17,7 @@ from slack_sdk.web.async_slack_response import AsyncSlackResponse
 
 from bot.groups import OwnTeam, groups_in
 from bot.slack_api import FIXES, SEE_ERROR, read_error, slack_client
-from flow import audit, notices
+from flow import audit, deliveries, notices, retention
 from flow.assess import Unanswered, adviser_of
 from flow.database import check_locks, connect, database_url, ensure_schema
 from flow.errors import FlowError
@@ -64,6 +64,9 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
         yield await _clock(url)
         yield await _locks(url)
         yield await _audit(url)
+        yield await _retention(settings, url)
+        async for finding in _endpoints(settings, url):
+            yield finding
         if settings.slack_is_on:
             yield await _notices(url)
     yield await _flows()
@@ -126,6 +129,41 @@ async def _audit(url: str) -> Finding:
     return Finding(what="audit", ok=False, found=chain.wrong, fix=fix)
 
 
+async def _retention(settings: Settings, url: str) -> Finding:
+    async with await connect(url, "door") as conn:
+        late = await retention.overdue(conn, retention.Keep.of(settings))
+    if late is None:
+        return Finding(what="retention", ok=True, found="nothing is overdue")
+    thread_id, ended_at = late
+    found = f"thread {thread_id} ended at {_utc(ended_at)}, and what only its run needed is not deleted"
+    fix = "have `serve` or `work` run, and look at what they log; or see what `claim_flow.py prune` says"
+    return Finding(what="retention", ok=False, found=found, fix=fix)
+
+
+async def _endpoints(settings: Settings, url: str) -> AsyncIterator[Finding]:
+    """Those for which events are held until somebody does something."""
+    async with await connect(url, "door") as conn:
+        states = await deliveries.endpoint_states(conn, limit=1)
+    for state in states:
+        if state.name in settings.webhook_url_of and state.turned_off_at is None:
+            continue
+        since = f" since {_utc(state.oldest)}" if state.oldest else ""
+        held = f"{state.name} holds {state.waiting} events{since}, and {state.dead_count} dead letters"
+        forget = f"forget it for good with `claim_flow.py webhooks forget {state.name}`"
+        if state.name not in settings.webhook_url_of:
+            found, fix = f"{held}: it is not in WEBHOOK_URLS", f"put it back, or {forget}"
+        else:
+            found = f"{held}: it is off since {_utc(state.turned_off_at)} ({state.reason})"
+            resend = f"`claim_flow.py webhooks resend --dead --endpoint {state.name}`"
+            fix = f"turn it on with {resend}; or take it out of WEBHOOK_URLS, and {forget}"
+        yield Finding(what=f"webhooks to {state.name}", ok=False, found=found, fix=fix)
+
+
+def _utc(at: datetime | None) -> str:
+    assert at is not None
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
 async def _notices(url: str) -> Finding:
     async with await connect(url, "door") as conn:
         late = await notices.undelivered(conn, patience_s=_PATIENCE_S)
@@ -133,7 +171,7 @@ async def _notices(url: str) -> Finding:
         return Finding(what="messages", ok=True, found="none failed, and none waits for long")
     counts = {"failed for good": late.failed, f"waiting for more than {_PATIENCE_S / 60:.0f} minutes": late.waiting}
     found = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    since = f", since {late.since.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if late.since else ""
+    since = f", since {_utc(late.since)}" if late.since else ""
     found += f"; the oldest is the {late.kind} of thread {late.thread_id}{since}"
     error = f"; the last error: {late.error}" if late.error else "; nobody has tried: no bot runs"
     fix = "mend what the error says, have `serve` or `bot` run, then `claim_flow.py deliver`"

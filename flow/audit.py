@@ -58,6 +58,7 @@ AuditKind = Literal[
     "link.revoked",
     "login.made",
     "webhook.resent",
+    "webhook.forgotten",
     "policy.changed",
     "database.migrated",
 ]

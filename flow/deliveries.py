@@ -5,7 +5,7 @@ to which every event has its delivery, and begins with what happens after it was
 endpoint gives it its deliveries first (`spread`), so an event is written without knowing of any endpoint, and processes
 whose settings differ each look after their own: one lock and a key see to it that an event is never spread twice or
 forgotten. An endpoint that is taken out of the settings keeps its place, and goes on from there if it comes back; so
-does one that was turned off because it answered 410.
+does one that was turned off because it answered 410. Until it is forgotten by name it holds every event since.
 
 Leases are those of `flow.notices`: a committed UPDATE, the call with no transaction open, and an outcome that is
 recorded only where the attempt is still its own. Whoever dies in between has its event sent again, under the same id.
@@ -19,9 +19,9 @@ from datetime import datetime
 from typing import Any
 
 from flow.audit import door_of, record
-from flow.database import Connection, ring
+from flow.database import Connection, Lock, lock_until_commit, ring
 from flow.errors import UnknownEndpoint, UnknownEvent
-from flow.events import lock_events
+from flow.events import give_positions, lock_events
 from flow.model import Delivery, Event
 from flow.text import visible
 
@@ -35,6 +35,7 @@ async def add_endpoints(conn: Connection, names: Iterable[str]) -> None:
     new = sorted(set(names) - {row["name"] for row in await known.fetchall()})
     if not new:
         return
+    await give_positions(conn)
     async with conn.transaction():
         await lock_events(conn)
         await conn.execute(
@@ -57,6 +58,7 @@ async def spread(conn: Connection, endpoint: str) -> None:
     ).fetchone()
     if row is None:
         return
+    await give_positions(conn)
     async with conn.transaction():
         await lock_events(conn)
         # Already there: what somebody has had sent again by its id.
@@ -141,7 +143,8 @@ async def resend_event(conn: Connection, event_id: int, endpoint: str, *, by: st
     """
     async with conn.transaction():
         await _turn_on(conn, [endpoint])
-        event = await (await conn.execute("SELECT FROM events WHERE id = %s", (event_id,))).fetchone()
+        # Locked, so that it stays, or is gone by then: it may be old enough to be deleted.
+        event = await (await conn.execute("SELECT FROM events WHERE id = %s FOR KEY SHARE", (event_id,))).fetchone()
         if event is None:
             raise UnknownEvent(event_id)
         # One that is on its way stays so: its lease runs, and then it is tried again anyway.
@@ -173,6 +176,33 @@ async def resend_dead(conn: Connection, endpoint: str | None = None, *, by: str)
             data = {"count": len(names), "endpoints": sorted({*names} | ({endpoint} if endpoint else set()))}
             await record(conn, "webhook.resent", who=by, door=door_of(by), data=data)
         return len(names)
+
+
+async def forget_endpoint(conn: Connection, endpoint: str, *, by: str) -> int:
+    """Nobody sends to it any more: its place goes, and with it what waits for it and its dead letters; how many.
+
+    Nothing holds events for it from now on. If somebody hears of it again it begins anew, with what happens after that.
+    Raises UnknownEndpoint.
+    """
+    async with conn.transaction():
+        # Nobody spreads to it meanwhile.
+        await lock_until_commit(conn, Lock.EVENTS)
+        rows = await conn.execute("SELECT position FROM webhook_endpoints WHERE name = %s FOR UPDATE", (endpoint,))
+        row = await rows.fetchone()
+        if row is None:
+            raise UnknownEndpoint(endpoint)
+        deleted = await conn.execute(
+            "WITH gone AS (DELETE FROM webhook_deliveries WHERE endpoint = %s RETURNING event_id, status)"
+            " SELECT count(*) FILTER (WHERE status <> 'sent') + (SELECT count(*) FROM events"
+            " WHERE (position > %s OR position IS NULL) AND id NOT IN (SELECT event_id FROM gone)) AS count FROM gone",
+            (endpoint, row["position"]),
+        )
+        await conn.execute("DELETE FROM webhook_endpoints WHERE name = %s", (endpoint,))
+        lost = await deleted.fetchone()
+        assert lost is not None
+        data = {"endpoints": [endpoint], "count": lost["count"]}
+        await record(conn, "webhook.forgotten", who=by, door=door_of(by), data=data)
+        return int(lost["count"])
 
 
 @dataclass(frozen=True, kw_only=True)

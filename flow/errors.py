@@ -332,6 +332,17 @@ class EventsForgotten(FlowError):
         )
 
 
+class EventUnknown(FlowError):
+    """Somebody wants to read on from an event that is not here: they have read what a restored database has lost."""
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+        super().__init__(
+            f"no event has come to {position} yet: the database was restored, or the cursor is not ours: begin anew"
+            " without a cursor, and look at /api/threads for what is true now"
+        )
+
+
 class LinkGone(FlowError):
     """A link decides nothing any more."""
 

@@ -18,8 +18,11 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from flow.database import Connection, Lock, lock_until_commit
-from flow.errors import EventsForgotten
+from flow.errors import EventsForgotten, EventUnknown
 from flow.model import Approval, Decision, Event, EventType
+
+# A tenth of a second, and longer than a page of the API.
+_BATCH = 2000
 
 
 async def record_events(
@@ -107,36 +110,68 @@ def _facts(
 async def events_after(conn: Connection, position: int, *, limit: int) -> list[Event]:
     """The events that became visible after this one, oldest first; after 0: from the oldest that is kept.
 
-    None is ever skipped by going on from the last. Raises EventsForgotten if one that followed is not kept any more.
+    None is ever skipped by going on from the last. Raises EventsForgotten if one that followed is not kept any more,
+    and EventUnknown if the database has never had the one to go on from, or has lost it.
     """
-    await give_positions(conn)
+    # Whoever reads first does not wait until all have one: the rest follows with the next readings.
+    await _give_some(conn)
     rows = await conn.execute(
         "SELECT id, type, data, created_at, position FROM events WHERE position > %s ORDER BY position LIMIT %s",
         (position, limit),
     )
     events = [Event(**row) for row in await rows.fetchall()]
     # Only now: what is forgotten between the two is said, and not skipped.
-    row = await (await conn.execute("SELECT events_forgotten FROM installation")).fetchone()
+    row = await (
+        await conn.execute(
+            "SELECT events_forgotten, greatest(events_forgotten, (SELECT max(position) FROM events)) AS last"
+            " FROM installation"
+        )
+    ).fetchone()
     assert row is not None
     if 0 < position < row["events_forgotten"]:
         raise EventsForgotten(position)
+    if position > row["last"]:
+        raise EventUnknown(position)
     return events
 
 
 async def give_positions(conn: Connection) -> None:
-    """Give every event that can be seen its position, in a transaction of its own; one SELECT when all have one."""
+    """Give every event that can be seen its position, in batches; one SELECT when all have one.
+
+    Each batch is a transaction of its own, unless there is one already.
+    """
+    while await _give_some(conn):
+        pass
+
+
+async def _give_some(conn: Connection) -> bool:
+    """The next batch; whether there may be more."""
     row = await (await conn.execute("SELECT FROM events WHERE position IS NULL LIMIT 1")).fetchone()
-    if row is not None:
-        async with conn.transaction():
-            await lock_events(conn)
+    if row is None:
+        return False
+    async with conn.transaction():
+        await lock_until_commit(conn, Lock.EVENTS)
+        return await _next_positions(conn, most=_BATCH) == _BATCH
 
 
 async def lock_events(conn: Connection) -> None:
-    """Until the transaction ends, every event that can be seen has its position, and nobody else gives any."""
+    """Until the transaction ends, every event that can be seen has its position, and nobody else gives any.
+
+    `give_positions` before the transaction leaves little of that to do.
+    """
     await lock_until_commit(conn, Lock.EVENTS)
-    # Only now, in a statement of its own: it must see what whoever had the lock before has done.
-    await conn.execute(
+    await _next_positions(conn, most=None)
+
+
+async def _next_positions(conn: Connection, *, most: int | None) -> int:
+    """Whoever has the lock gives so many their positions; how many there were.
+
+    A statement of its own: it must see what whoever had the lock before has done.
+    """
+    given = await conn.execute(
         "WITH next AS (SELECT id, nextval('events_position') AS position"
-        " FROM (SELECT id FROM events WHERE position IS NULL ORDER BY id) AS ordered)"
-        " UPDATE events SET position = next.position FROM next WHERE events.id = next.id"
+        " FROM (SELECT id FROM events WHERE position IS NULL ORDER BY id LIMIT %s) AS ordered)"
+        " UPDATE events SET position = next.position FROM next WHERE events.id = next.id",
+        (most,),
     )
+    return given.rowcount

@@ -170,7 +170,8 @@ async def mark_sent(conn: Connection, notice: Notice) -> None:
 async def _show_once_more(conn: Connection, notice: Notice) -> None:
     """Another deliverer was faster, and our older text may have landed after its newer one."""
     if notice.kind == "card" and notice.interrupt_id is not None:
-        await change_card(conn, notice.interrupt_id)
+        # Its notice may be deleted by now, if its thread is long over.
+        await show_card(conn, notice.interrupt_id)
 
 
 async def mark_later(conn: Connection, notice: Notice, *, wait_s: float, error: str, ambiguous: bool) -> None:

@@ -10,7 +10,9 @@ commits:
     unknown    no answer came, and asking again is no longer safe: a person must look, and `resolve`
 
 After a crash or a lost answer the row is still `intended`: the same key is used again for as long as the provider
-remembers it, else the provider is asked what became of it. Nothing is ever paid on a guess.
+remembers it, else the provider is asked what became of it. Nothing is ever paid on a guess. A provider that can be
+asked is asked before the first attempt, too, if the thread is older than the provider's memory: a database that was
+restored does not know of its own last payments.
 """
 
 from __future__ import annotations
@@ -177,23 +179,36 @@ async def give_up(conn: Connection, thread_id: str, reason: str) -> bool:
 
 
 async def _ask(pen: Pen, payment: Payment, order: Order, provider: Provider) -> str:
-    if payment.attempts > 1 and await _age_s(pen, payment) > provider.key_lifetime_s - _KEY_MARGIN_S:
+    remembered_s = provider.key_lifetime_s - _KEY_MARGIN_S
+    age_s, thread_age_s = await _ages_s(pen, payment)
+    must = payment.attempts > 1 and age_s > remembered_s
+    # A database that was restored has forgotten what was paid after its dump, but not the threads of before.
+    if must or thread_age_s > max(remembered_s, _KEY_MARGIN_S):
         # The key may be forgotten: only the provider's word that nothing was paid makes asking again safe.
-        reference = await provider.look_up(order)
+        try:
+            reference = await provider.look_up(order)
+        except CannotLookUp:
+            if must:
+                raise
+            reference = None
         if reference is not None:
             return reference
     return await provider.pay(order)
 
 
-async def _age_s(pen: Pen, payment: Payment) -> float:
+async def _ages_s(pen: Pen, payment: Payment) -> tuple[float, float]:
+    """How long ago the payment was begun, and its thread."""
     async with pen.tx() as conn:
         row = await (
             await conn.execute(
-                "SELECT extract(epoch FROM clock_timestamp() - %s)::float8 AS age", (payment.intended_at,)
+                "SELECT extract(epoch FROM clock_timestamp() - %s)::float8 AS payment,"
+                " extract(epoch FROM clock_timestamp() - created_at)::float8 AS thread"
+                " FROM threads WHERE thread_id = %s",
+                (payment.intended_at, payment.thread_id),
             )
         ).fetchone()
     assert row is not None
-    return float(row["age"])
+    return row["payment"], row["thread"]
 
 
 # What a payment becomes. A refusal is told by its thread's end.

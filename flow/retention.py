@@ -8,29 +8,37 @@ What goes, batch by batch and each batch in a transaction of its own, so that it
 
     with a thread, CHECKPOINT_RETENTION after its end
         LangGraph's checkpoints    nobody drives a thread that is over; nothing else reads them
-        notices                    once sent; or never tried and without a copy that they could change
+        notices                    once sent; or never tried, and with nowhere to be said
         links                      of its requests, all settled: their pages would say no more than that
-    EVENT_RETENTION after it happened
+    EVENT_RETENTION after it happened, whatever its thread is doing
         events, and deliveries     once every endpoint has it: what waits, or is a dead letter, stays
     by their own age
         receipts, login links      a month: a sender may repeat itself, and somebody may ask who could sign in
         sessions                   as soon as they are over
 
-A thread that is not over, be it waiting, due, stuck, unknown or unavailable, is never touched: only an end sets
-`ended_at`, its row stays locked while its checkpoints are deleted, and whoever drives it has its lock.
+But for events, nothing of a thread that is not over is touched, be it waiting, due, stuck, unknown or unavailable: only
+an end sets `ended_at`, its row stays locked while its checkpoints are deleted, and whoever drives it has its lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from functools import partial
 from typing import Any
 
+import psycopg
+
 from flow.database import Connection
+from flow.events import give_positions
 from flow.settings import Settings
 
-# Some tens of milliseconds, and few enough locks for the smallest server.
+log = logging.getLogger(__name__)
+
+# Threads, events or rows. Some tens of milliseconds for claims, with some twenty rows each; threads of a thousand steps
+# take seconds, in which nobody waits for them: they are over. Few enough locks for the smallest server.
 BATCH = 200
 
 _DAY_S = 86_400
@@ -41,8 +49,13 @@ _WITH_THREADS = {
     "checkpoints": "t.thread_id = ANY(%(threads)s)",
     "checkpoint_blobs": "t.thread_id = ANY(%(threads)s)",
     "checkpoint_writes": "t.thread_id = ANY(%(threads)s)",
-    "notices": "t.thread_id = ANY(%(threads)s) AND (t.status = 'sent' OR (t.attempt = 0 AND NOT EXISTS"
-    " (SELECT FROM messages m WHERE m.interrupt_id = t.interrupt_id)))",
+    # Without Slack nothing is ever tried. A settled request gets no new card, and what is said below a card is said
+    # nowhere if there is none. But operators want to hear of an alarm, and whoever asked of the outcome of what was to
+    # be decided in direct messages, whenever Slack is turned on.
+    "notices": "t.thread_id = ANY(%(threads)s) AND (t.status = 'sent' OR (t.attempt = 0 AND t.kind <> 'alarm'"
+    # Each a look into an index: as EXISTS they might be answered from the whole table, and once for all.
+    " AND (SELECT ts FROM messages m WHERE m.interrupt_id = t.interrupt_id LIMIT 1) IS NULL AND (t.kind <> 'reply' OR"
+    " (SELECT post_to FROM approvals a WHERE a.interrupt_id = t.interrupt_id) <> 'direct')))",
     "links": "t.interrupt_id IN (SELECT interrupt_id FROM approvals"
     " WHERE thread_id = ANY(%(threads)s) AND status <> 'pending')",
 }
@@ -57,10 +70,11 @@ _BY_AGE = {
 # statement_timestamp and not clock_timestamp: an index can be searched for what stays the same meanwhile.
 _OLDER = "< statement_timestamp() - %(age)s * interval '1 second'"
 
-# Every endpoint has had it, also those that are turned off: they go on from where they were.
+# Every endpoint has had it, also those that are turned off: they go on from where they were. One without a position
+# comes after all that have one.
 _FORGETTABLE = (
-    f"t.created_at {_OLDER} AND t.position <= (SELECT coalesce(min(position), 9223372036854775807)"
-    " FROM webhook_endpoints) AND NOT EXISTS"
+    f"t.created_at {_OLDER} AND coalesce(t.position, 9223372036854775807)"
+    " <= (SELECT coalesce(min(position), 9223372036854775807) FROM webhook_endpoints) AND NOT EXISTS"
     " (SELECT FROM webhook_deliveries d WHERE d.event_id = t.id AND d.status <> 'sent')"
 )
 
@@ -87,10 +101,12 @@ class Amount:
 
 @dataclass(kw_only=True)
 class Pruned:
-    """What was deleted, or would be: of how many threads, and how much of each table."""
+    """What was deleted, or would be: of how many threads, and how much of each table; and of what nothing more could
+    be deleted, and why."""
 
     threads: int = 0
     tables: dict[str, Amount] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -106,7 +122,13 @@ class Pruned:
 
     def as_json(self) -> dict[str, Any]:
         tables = {table: asdict(amount) for table, amount in self.tables.items() if amount.rows}
-        return {"threads": self.threads, "rows": self.rows, "bytes": self.bytes, "tables": tables}
+        return {
+            "threads": self.threads,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "tables": tables,
+            "failed": self.failed,
+        }
 
     def in_words(self) -> str:
         """A line, and one for each table."""
@@ -116,15 +138,49 @@ class Pruned:
 
 
 async def prune(conn: Connection, keep: Keep) -> Pruned:
-    """Delete everything whose time is over; what was deleted. Safe to repeat, and beside others who do the same."""
+    """Delete everything whose time is over; what was deleted. Safe to repeat, and beside others who do the same.
+
+    A kind that the database refuses to delete holds no other up: it is logged, and `failed`. What rises is that the
+    database has gone away.
+    """
     done = Pruned()
-    if keep.checkpoints_s is not None:
-        await _to_the_end(conn, done, _prune_threads, keep.checkpoints_s)
-    if keep.events_s is not None:
-        await _to_the_end(conn, done, _prune_events, keep.events_s)
-    for table, (column, age_s) in _BY_AGE.items():
-        await _to_the_end(conn, done, partial(_prune_by_age, table=table, column=column), age_s)
+    for what, batch, age_s in _kinds(keep):
+        try:
+            if batch is _prune_events:
+                # Without endpoints and readers nobody else gives them any.
+                await give_positions(conn)
+            await _to_the_end(conn, done, batch, age_s)
+        except psycopg.Error as exc:
+            if conn.closed:
+                raise
+            done.failed[what] = f"{type(exc).__name__}: {exc}"
+            log.exception("%s that are long over could not be deleted", what)
     return done
+
+
+_Batch = Callable[[Connection, Pruned, int], Awaitable[bool]]
+
+
+def _kinds(keep: Keep) -> Iterator[tuple[str, _Batch, int]]:
+    """What is deleted, by which batches, and how old it is then."""
+    if keep.checkpoints_s is not None:
+        yield "threads", _prune_threads, keep.checkpoints_s
+    if keep.events_s is not None:
+        yield "events", _prune_events, keep.events_s
+    for table, (column, age_s) in _BY_AGE.items():
+        yield table, partial(_prune_by_age, table=table, column=column), age_s
+
+
+async def overdue(conn: Connection, keep: Keep) -> tuple[str, datetime] | None:
+    """The thread that ended first of those that should have been pruned a day ago, and when it ended; None: no such."""
+    if keep.checkpoints_s is None:
+        return None
+    row = await (
+        await conn.execute(
+            f"{_OVER_FOR_LONG} ORDER BY ended_at, thread_id LIMIT 1".encode(), {"age": keep.checkpoints_s + _DAY_S}
+        )
+    ).fetchone()
+    return (row["thread_id"], row["ended_at"]) if row else None
 
 
 async def foresee(conn: Connection, keep: Keep) -> Pruned:
@@ -141,9 +197,7 @@ async def foresee(conn: Connection, keep: Keep) -> Pruned:
     return found
 
 
-async def _to_the_end(
-    conn: Connection, done: Pruned, batch: Callable[[Connection, Pruned, int], Awaitable[bool]], age_s: int
-) -> None:
+async def _to_the_end(conn: Connection, done: Pruned, batch: _Batch, age_s: int) -> None:
     """Batch after batch, until one says that it was the last."""
     more = True
     while more:
@@ -206,10 +260,12 @@ async def _foresee_threads(conn: Connection, found: Pruned, age_s: int) -> None:
 async def _prune_events(conn: Connection, done: Pruned, age_s: int) -> bool:
     """One batch of events that happened longer ago, with their deliveries; whether there may be more.
 
-    Somebody may have one of them sent again meanwhile: then its delivery is not `sent` any more, and both stay.
+    Somebody may have had one of them sent again meanwhile: then its delivery is not `sent` any more, and both stay.
     """
     listed = await conn.execute(
-        f"SELECT t.id FROM events t WHERE {_FORGETTABLE} ORDER BY t.created_at LIMIT %(most)s FOR UPDATE SKIP LOCKED",
+        # Readers hear of what is forgotten by its position.
+        f"SELECT t.id FROM events t WHERE {_FORGETTABLE} AND t.position IS NOT NULL"
+        " ORDER BY t.created_at LIMIT %(most)s FOR UPDATE SKIP LOCKED",
         {"age": age_s, "most": BATCH},
     )
     found = [row["id"] for row in await listed.fetchall()]

@@ -87,7 +87,7 @@ class Worker:
             tidier.cancel()
 
     async def run_once(self) -> None:
-        """Drive what is due until nothing is."""
+        """Drive what is due until nothing is. Tidying is left to the caller: what there is to tell comes first."""
         async with self._slots():
             # The first stand-by says which flows there are.
             await self._works.wait()
@@ -97,7 +97,6 @@ class Worker:
                     async with asyncio.timeout(POLL_S):
                         await self._look.wait()
                 self._look.clear()
-        await self._tidy()
 
     @contextlib.asynccontextmanager
     async def _slots(self) -> AsyncIterator[asyncio.TaskGroup]:
@@ -251,10 +250,10 @@ class Worker:
     async def _tidy_now_and_then(self) -> None:
         await self._works.wait()
         while True:
-            await self._tidy()
+            await self.tidy()
             await asyncio.sleep(_BETWEEN_TIDYING_S)
 
-    async def _tidy(self) -> None:
+    async def tidy(self) -> None:
         """Delete what has been kept for long enough. On a connection of its own: no thread that is due waits for it."""
         try:
             async with await connect(self._url, "door") as conn:

@@ -24,6 +24,9 @@ class Bank:
     remembers: bool = True
     paid: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
+    # Keys that somebody asked about; so many of those questions are not answered.
+    looked_up: list[str] = field(default_factory=list)
+    look_up_faults: int = 0
     faults: deque[Fault] = field(default_factory=deque)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     freed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -63,6 +66,10 @@ class Bank:
         return web.json_response({"reference": self._references[key]}, status=201)
 
     async def _look_up(self, request: web.Request) -> web.Response:
+        self.looked_up.append(request.headers["Idempotency-Key"])
+        if self.look_up_faults:
+            self.look_up_faults -= 1
+            return web.json_response({}, status=503)
         reference = self._references.get(request.headers["Idempotency-Key"])
         return web.json_response({"reference": reference}, status=200 if reference else 404)
 

@@ -185,6 +185,13 @@ ACTS: list[tuple[str, Act, Act, LiteralString, dict[str, Any]]] = [
         "webhook_deliveries",
         CLI | {"data": {"count": 1, "endpoints": ["acme"]}},
     ),
+    (
+        "webhook.forgotten",
+        dead_letter,
+        lambda conn: deliveries.forget_endpoint(conn, "acme", by="cli:ann"),
+        "webhook_endpoints",
+        CLI | {"data": {"count": 1, "endpoints": ["acme"]}},
+    ),
     ("payment.paid", small_claim, pay_from_ledger, "payments", FLOW | {"thread_id": "t1"}),
     ("payment.intended", small_claim, intend, "payments", FLOW | {"thread_id": "t1"}),
     ("payment.unknown", intended, give_up, "payments", FLOW | {"thread_id": "t1"}),

@@ -19,10 +19,11 @@ from bot import doctor
 from bot.doctor import Finding, examine
 from flow import audit
 from flow.database import Connection
+from flow.deliveries import add_endpoints, forget_endpoint
 from flow.settings import Settings
 from tests.command import ROOT
 from tests.model_server import KEY, FaultyModel, advice, content, error
-from tests.people import ask
+from tests.people import ask, start_claim
 from tests.rows import value
 from tests.test_audit import BORN, tamper
 
@@ -84,7 +85,7 @@ async def test_where_all_is_well_nothing_is_wrong(database_url: str, slack: Slac
     found = await findings(settings_at(database_url, slack))
     assert [finding.what for finding in found.values() if not finding.ok] == []
     assert list(found) == [
-        *("database", "clock", "locks", "audit", "messages", "flows", "policy", "payments", "model"),
+        *("database", "clock", "locks", "audit", "retention", "messages", "flows", "policy", "payments", "model"),
         *("Slack token", "Slack scopes", "SLACK_CHANNEL", "SLACK_OPS_CHANNEL", "SLACK_APP_TOKEN"),
     ]
     assert found["policy"].found == "over 100 USD, and in any other currency, one of U01ALICE"
@@ -100,6 +101,42 @@ async def test_a_clock_that_is_wrong_is_found(
     assert not clock.ok
     assert f"{word} this machine's" in clock.found
     assert "NTP" in clock.fix
+
+
+async def test_a_thread_that_nobody_prunes_is_found(database_url: str, conn: Connection) -> None:
+    for name, days in (("young", 7.9), ("old", 8.1), ("older", 9)):
+        await start_claim(conn, name)
+        await conn.execute(
+            "UPDATE threads SET status = 'paid', due_at = NULL, ended_at = clock_timestamp() - %s * interval '1 day'"
+            " WHERE thread_id = %s",
+            (days, name),
+        )
+    found = (await findings(settings_at(database_url)))["retention"]
+    assert not found.ok
+    assert found.found.startswith("thread older ended at ")
+    assert (await findings(settings_at(database_url, checkpoint_retention="2 weeks")))["retention"].ok
+    assert (await findings(settings_at(database_url, checkpoint_retention="never")))["retention"].ok
+    await conn.execute("UPDATE threads SET pruned_at = now() WHERE thread_id <> 'young'")
+    assert (await findings(settings_at(database_url)))["retention"].ok
+
+
+async def test_an_endpoint_that_holds_events_is_found(database_url: str, conn: Connection) -> None:
+    await add_endpoints(conn, ["acme", "gone"])
+    await ask(conn)
+    here: dict[str, Any] = {
+        "webhook_urls": SecretStr("acme=https://acme.example.com/"),
+        "webhook_signing_secrets": SecretStr(f"acme=whsec_{'A' * 32}"),
+    }
+    found = await findings(settings_at(database_url, **here))
+    assert "webhooks to acme" not in found
+    gone = found["webhooks to gone"]
+    assert (gone.ok, gone.found.startswith("gone holds 1 events since 20")) == (False, True)
+    assert "webhooks forget gone" in gone.fix
+    await conn.execute("UPDATE webhook_endpoints SET turned_off_at = now(), reason = 'it said 410' WHERE name = 'acme'")
+    off = (await findings(settings_at(database_url, **here)))["webhooks to acme"]
+    assert (off.ok, "it is off since" in off.found, "(it said 410)" in off.found) == (False, True, True)
+    await forget_endpoint(conn, "gone", by="cli:ann")
+    assert "webhooks to gone" not in await findings(settings_at(database_url, **here))
 
 
 async def test_an_audit_log_that_was_changed_is_found(database_url: str, conn: Connection) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -54,9 +54,9 @@ class Company:
         }
         return await self._stack.enter_async_context(self.town.service(command, place, **settings))
 
-    async def click_until_heard(self, claim: Claim) -> int:
-        """Through one bot or the other, as a load balancer does it; how often nobody answered."""
-        for unheard, place in enumerate(itertools.cycle(self.places[:2])):
+    async def click_until_heard(self, claim: Claim, *, at: Sequence[Machine] = ()) -> int:
+        """Through one bot or the other, as a load balancer does it (or `at` these); how often nobody answered."""
+        for unheard, place in enumerate(itertools.cycle(at or self.places[:2])):
             if await self.town.click(claim.approve, caller=await self._caller(place)) == 200:
                 return unheard
             assert unheard < 200
@@ -150,6 +150,20 @@ async def test_two_bots_and_three_workers_lose_and_double_nothing_while_some_of_
     assert sorted(row["interrupt_id"] for row in decided) == sorted(heard)
     await firm.town.assert_shown_as_paid([row["thread_id"] for row in await all_rows(conn, "TABLE threads")])
     assert (await audit.verify(conn)).wrong is None
+    # The bot whose cable was pulled takes clicks, and hears the database, as before.
+    [last] = await firm.town.waiting(conn, ["last"])
+    await firm.click_until_heard(last, at=[firm.places[1]])
+    await until_settled(conn)
+    await firm.town.assert_shown_as_paid(["last"])
+
+    async def listens() -> bool:
+        here = (
+            "SELECT count(*) > 0 FROM pg_stat_activity"
+            " WHERE application_name = 'claim_flow listen' AND host(client_addr) = %s"
+        )
+        return bool(await value(conn, here, firm.places[1].inside))
+
+    await until(listens, within_s=60)
     sys.stderr.write(
         f"\n2 bots and 3 workers on 5 machines, of which a bot and a worker were killed and two were cut off:"
         f" {len(heard)} claims paid once, {sum(heard.values())} clicks repeated\n"

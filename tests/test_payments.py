@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from flow.drive import Outcome, drive
 from flow.errors import DriveFailed, NothingToResolve
 from flow.flows import Flows
 from flow.model import Payment
-from flow.providers import HttpProvider
+from flow.providers import HttpProvider, Order
 from tests.bank import Bank, Fault
 from tests.command import Terminal
 from tests.people import POLICY, start_claim
@@ -131,6 +132,40 @@ async def test_a_service_that_forgets_is_asked_what_became_of_it(
     assert await pay(conn, flows, provider) == "over"
     assert (len(bank.keys), len(bank.paid)) == (asked, 1)
     assert (await payment_of(conn)).reference == "B-1"
+
+
+@pytest.mark.parametrize(("can_look_up", "often"), [(True, 1), (False, 2)])
+async def test_what_a_restored_database_does_not_know_of_is_looked_up_where_that_can_be(
+    conn: Connection, flows: Flows, bank: Bank, *, can_look_up: bool, often: int
+) -> None:
+    """Paid, restored from a dump of before, and driven once the bank has forgotten the key; docs/operating.md."""
+    bank.remembers = False
+    await start_claim(conn, amount="20")
+    installation = await value(conn, "SELECT id::text FROM installation")
+    order = Order(key=f"{installation}:t1", thread_id="t1", amount=Decimal(20), currency="USD", payee="ACME")
+    provider = provider_at(bank, can_look_up=can_look_up)
+    assert await provider.pay(order) == "B-1"
+    await conn.execute("UPDATE threads SET created_at = created_at - interval '2 days'")
+    assert await pay(conn, flows, provider) == "over"
+    assert (len(bank.paid), (await payment_of(conn)).reference) == (often, f"B-{often}")
+
+
+async def test_an_old_claim_whose_look_up_is_not_answered_is_looked_up_again(
+    conn: Connection, flows: Flows, bank: Bank
+) -> None:
+    await start_claim(conn, amount="20")
+    await conn.execute("UPDATE threads SET created_at = created_at - interval '2 days'")
+    bank.look_up_faults = 1
+    with pytest.raises(DriveFailed):
+        await pay(conn, flows, provider_at(bank, can_look_up=True))
+    assert (bank.keys, len(bank.looked_up)) == ([], 1)
+    assert await pay(conn, flows, provider_at(bank, can_look_up=True)) == "over"
+    assert (len(bank.paid), len(bank.looked_up)) == (1, 2)
+
+
+async def test_a_fresh_claim_is_paid_by_one_call(conn: Connection, flows: Flows, bank: Bank) -> None:
+    assert await pay(conn, flows, provider_at(bank, can_look_up=True, key_lifetime_s=0)) == "over"
+    assert (len(bank.keys), bank.looked_up) == (1, [])
 
 
 async def test_a_payment_that_was_begun_with_another_provider_is_left_to_a_person(
@@ -269,6 +304,20 @@ async def test_an_unknown_payment_is_listed_and_resolved_at_the_command_line(
     assert (done.code, done.out) == (0, "t1: 20.00 USD is paid, reference B-1\n")
     assert (await terminal.run_meanwhile("payments", "list", "--unknown")).out == ""
     assert len(bank.keys) == 1
+
+
+async def test_payments_are_listed_newest_first(tmp_path: Path, database_url: str, conn: Connection) -> None:
+    terminal = Terminal(tmp_path, DATABASE_URL=database_url)
+    for number in range(3):
+        await terminal.run_meanwhile("start", "--thread", f"t{number}", "--amount", f"1{number}")
+    listed = await terminal.run_meanwhile("payments", "list", "--limit", "2")
+    assert [line.split(" at ")[0] for line in listed.out.splitlines()] == [
+        "t2: 12.00 USD is paid", "t1: 11.00 USD is paid"
+    ]  # fmt: skip
+    listed = await terminal.run_meanwhile("payments", "list", "--json")
+    assert [(each["thread"], each["reference"]) for each in listed.json] == [
+        ("t2", "L-t2"), ("t1", "L-t1"), ("t0", "L-t0")
+    ]  # fmt: skip
 
 
 def test_a_provider_that_lacks_its_address_is_refused_at_start(tmp_path: Path, database_url: str) -> None:

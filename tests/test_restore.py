@@ -1,17 +1,23 @@
-"""The drill of docs/operating.md: a dump of a service at work, restored elsewhere, goes on where the dump stood."""
+"""The drill of docs/operating.md: a dump of a service at work, restored on another server, goes on where it stood.
+
+The service owns nothing, on neither of them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from flow.database import connect
+from flow.database import Connection, connect
+from flow.errors import EventUnknown
+from flow.events import events_after
 from tests.command import ROOT, Terminal
 from tests.drives import assert_each_paid_once, until_settled
 from tests.postgres import PostgresServer
@@ -30,23 +36,59 @@ def server() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.fixture
+def another() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
+        yield server
+
+
 def drill() -> list[list[str]]:
     """The commands of the page, as words."""
     page = (ROOT / "docs" / "operating.md").read_text()
-    return [shlex.split(line) for line in re.findall(r"^    ((?:pg_dump|createdb|pg_restore) .*)$", page, re.MULTILINE)]
+    programs = "pg_dump|psql|createdb|pg_restore"
+    return [shlex.split(line) for line in re.findall(rf"^    ((?:{programs}) .*)$", page, re.MULTILINE)]
 
 
-async def test_what_is_restored_goes_on_where_it_was_dumped(server: PostgresServer, tmp_path: Path) -> None:
-    dump, create, restore = drill()
-    assert [words[0] for words in (dump, create, restore)] == ["pg_dump", "createdb", "pg_restore"]
-    file = str(server.folder / "claims.dump")
+async def grant(conn: Connection) -> None:
+    """Give the role `claims` the rights that the README says it needs."""
+    for statement in re.findall(r"^    ((?:GRANT|REVOKE) .*;)$", (ROOT / "README.md").read_text(), re.MULTILINE):
+        await conn.execute(statement.encode())
 
-    async def run(words: list[str], url: str) -> None:
-        places = {"claims.dump": file, "$DATABASE_URL": url, "$NEW_DATABASE_URL": url}
-        with_url = [*words, "--maintenance-db", server.url()] if words[0] == "createdb" else words
-        await asyncio.to_thread(server.run, *[places.get(word, word) for word in with_url])
 
-    with server.database() as url:
+def as_service(url: str) -> str:
+    return url.replace("//postgres@", "//claims@")
+
+
+async def run(words: list[str], on: PostgresServer, **urls: str) -> None:
+    """One command of the page, in the server's folder."""
+    said = [word.replace("claims.dump", str(on.folder / "claims.dump")) for word in words]
+    for name, url in urls.items():
+        said = [word.replace(f"${name}", url) for word in said]
+    await asyncio.to_thread(on.run, *said)
+
+
+async def restored(commands: list[list[str]], dump: Path, on: PostgresServer) -> str:
+    """The service's URL of what these commands have made of the dump."""
+    await asyncio.to_thread(shutil.copy, dump, on.folder)
+    owned = on.url(commands[1][-1])
+    for words in commands:
+        await run(words, on, ADMIN_URL=on.url(), OWNER_URL=owned)
+    async with await connect(owned, "drive") as owner:
+        await grant(owner)
+    return as_service(owned)
+
+
+async def test_what_is_restored_goes_on_where_it_was_dumped(
+    server: PostgresServer, another: PostgresServer, tmp_path: Path
+) -> None:
+    dump, *restore = drill()
+    assert [words[0] for words in restore] == ["psql", "createdb", "pg_restore", "psql"]
+    server.execute("CREATE ROLE claims LOGIN")
+
+    with server.database() as owned:
+        url = as_service(owned)
+        async with await connect(owned, "drive") as owner:
+            await grant(owner)
         async with Town(url, Terminal(tmp_path)) as town:
             async with town.service("serve", STAND_BY="2"), await connect(url, "drive") as conn:
                 late, waiting = await town.waiting(conn, ["late", "waiting"])
@@ -55,16 +97,22 @@ async def test_what_is_restored_goes_on_where_it_was_dumped(server: PostgresServ
                 await town.assert_shown_as_paid(["done"])
                 await town.until_posted([waiting, late])
                 head = (await town.terminal.run_meanwhile("audit", "verify", "--json")).json["head"]
-                await run(dump, url)
+                # Somebody reads events.
+                await events_after(conn, 0, limit=1000)
+                await run(dump, server, DATABASE_URL=url)
                 # What happens after the dump is what a restore loses.
                 await town.click_until_heard(late.approve)
                 await town.assert_shown_as_paid(["late"])
-            await run(create, server.url())
-            again = server.url(create[-1])
-            await run(restore, again)
+                lost = (await events_after(conn, 0, limit=1000))[-1]
+            again = await restored(restore, server.folder / "claims.dump", another)
             town.terminal.environment["DATABASE_URL"] = again
             checked = await town.terminal.run_meanwhile("audit", "verify", "--head", head)
             assert (checked.code, checked.err) == (0, "")
+            payments = await town.terminal.run_meanwhile("payments", "list")
+            assert [line.partition(":")[0] for line in payments.out.splitlines()] == ["done"]
+            async with await connect(again, "drive") as conn:
+                with pytest.raises(EventUnknown):
+                    await events_after(conn, lost.position or 0, limit=1)
             async with town.service("serve", STAND_BY="2", PORT=str(town.port)), await connect(again, "drive") as conn:
                 states = {row["thread_id"]: row["status"] for row in await all_rows(conn, "TABLE threads")}
                 assert states == {"waiting": "waiting", "late": "waiting", "done": "paid"}
@@ -82,6 +130,11 @@ async def test_what_is_restored_goes_on_where_it_was_dumped(server: PostgresServ
                     return bool(await value(conn, "SELECT bool_and(status = 'sent') FROM notices"))
 
                 await until(all_shown, within_s=60)
+                # No number is given twice, and whoever reads on from what is lost skips nothing.
+                since = await events_after(conn, lost.position or 0, limit=1000)
+                assert since[0].data["thread"] in ("waiting", "late")
+                assert len(since) == await value(conn, "SELECT count(*) FROM events WHERE id > %s", lost.id)
+                assert {event.type for event in since} >= {"approval.decided", "payment.paid"}
                 assert {each: len(cards) for each, cards in town.slack.cards().items()} == {
                     "waiting": 1, "late": 1, "done": 1, "new": 1,
                 }  # fmt: skip

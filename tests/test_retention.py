@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from dataclasses import replace
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, LiteralString
 
@@ -12,16 +12,24 @@ import pytest
 from psycopg import errors, sql
 from psycopg.types.json import Jsonb
 
-from flow import database, deliveries, notices, payments, threads
+from flow import database, deliveries, events, notices, payments, threads
 from flow.approvals import decide
 from flow.database import Connection, connect, ensure_schema
 from flow.drive import ensure_checkpoint_tables
-from flow.errors import AlreadyDecided, EventsForgotten, FlowError, NothingToResolve, SettingError, UnknownEvent
-from flow.events import events_after, give_positions
+from flow.errors import (
+    AlreadyDecided,
+    EventsForgotten,
+    EventUnknown,
+    FlowError,
+    NothingToResolve,
+    SettingError,
+    UnknownEvent,
+)
+from flow.events import events_after
 from flow.flows import Flows
 from flow.links import link_of
 from flow.model import OVER, STATUSES
-from flow.retention import BATCH, Keep, prune
+from flow.retention import BATCH, Keep, foresee, prune
 from flow.sessions import begin_session, make_login_link, session_of
 from flow.settings import read_settings
 from flow.show import stories_of
@@ -30,7 +38,7 @@ from tests.api_door import Program, api_in_process, token
 from tests.command import Terminal
 from tests.driving import everything, run, waiting_claim
 from tests.people import ALICE, ANN, BOB, NO, YES, ask, start_claim
-from tests.rows import all_rows, one_row, until, until_blocked, value
+from tests.rows import all_rows, one_row, rewrite, until, until_blocked, value
 
 DAY_S = 86_400
 KEEP = Keep(checkpoints_s=7 * DAY_S, events_s=30 * DAY_S)
@@ -126,7 +134,8 @@ async def test_a_thread_that_is_not_over_is_never_touched(conn: Connection, flow
     await conn.execute("UPDATE threads SET driven_at = driven_at - interval '1000 days'")
     await conn.execute("UPDATE notices SET status = 'sent', due_at = NULL")
     before = await everything(conn)
-    assert (await prune(conn, replace(KEEP, events_s=None))).rows == 0
+    # Events go by their own age, whatever their thread is doing.
+    assert list((await prune(conn, KEEP)).as_json()["tables"]) == ["events"]
     assert await everything(conn) == before
     await conn.execute("UPDATE threads SET status = 'waiting'")
     await decide(conn, interrupt_id, ALICE, YES)
@@ -178,7 +187,7 @@ async def test_a_payment_that_is_unknown_can_be_resolved_however_late(conn: Conn
     await conn.execute("UPDATE threads SET status = 'unknown'")
     await let_pass(conn, 1000)
     kept = await checkpoints_of(conn)
-    await prune(conn, replace(KEEP, events_s=None))
+    await prune(conn, KEEP)
     assert kept > 0
     assert await checkpoints_of(conn) == kept
     assert (await payments.resolve(conn, "t1", reference="R-1", by=ANN.key)).status == "paid"
@@ -303,6 +312,55 @@ async def test_what_was_never_said_goes_only_if_there_is_nowhere_to_say_it(
     assert await value(conn, "SELECT count(*) FROM notices") == 2 * copies
 
 
+async def test_the_outcome_of_what_was_asked_in_direct_messages_stays_until_it_is_said(
+    conn: Connection, flows: Flows
+) -> None:
+    await waiting_claim(conn, flows)
+    await rewrite(conn, "post_to = 'direct'")
+    interrupt_id = await value(conn, "SELECT interrupt_id FROM approvals")
+    await decide(conn, interrupt_id, ALICE, YES)
+    assert await run(conn, flows) == "over"
+    await let_pass(conn)
+    await prune(conn, KEEP)
+    # Nobody could be sent the card, and whoever asked may be told.
+    assert [row["kind"] for row in await all_rows(conn, "SELECT kind FROM notices")] == ["reply"]
+    await conn.execute("UPDATE notices SET status = 'sent', due_at = NULL")
+    await conn.execute("UPDATE threads SET pruned_at = NULL")
+    assert (await prune(conn, KEEP)).tables["notices"].rows == 1
+
+
+async def test_an_alarm_stays_until_the_operators_have_heard_it(conn: Connection, flows: Flows) -> None:
+    interrupt_id = await paid_claim(conn, flows)
+    await conn.execute("UPDATE notices SET status = 'sent', due_at = NULL WHERE kind = 'reply'")
+    await notices.remember_message(conn, interrupt_id, "C1", "1.0")
+    refused = await notices.lease(conn, "changes")
+    assert refused is not None
+    await notices.mark_failed(conn, refused, "is_archived")
+    await let_pass(conn)
+    await prune(conn, KEEP)
+    # What could not be shown stays, too: the alarm tells of it.
+    assert [row["kind"] for row in await all_rows(conn, "SELECT kind FROM notices ORDER BY kind")] == ["alarm", "card"]
+
+
+async def test_a_deliverer_that_ends_after_a_prune_has_the_card_shown_once_more(conn: Connection, flows: Flows) -> None:
+    interrupt_id = await waiting_claim(conn, flows)
+    slow = await notices.lease(conn, "posts")
+    await conn.execute("UPDATE notices SET due_at = clock_timestamp()")
+    fast = await notices.lease(conn, "posts")
+    assert slow is not None
+    assert fast is not None
+    await notices.remember_message(conn, interrupt_id, "C1", "1.0")
+    await decide(conn, interrupt_id, ALICE, YES)
+    assert await run(conn, flows) == "over"
+    await conn.execute("UPDATE notices SET status = 'sent', due_at = NULL")
+    await let_pass(conn)
+    await prune(conn, KEEP)
+    assert await value(conn, "SELECT count(*) FROM notices") == 0
+    # Its older text may stand there now.
+    await notices.mark_sent(conn, slow)
+    assert await one_row(conn, "SELECT kind, status FROM notices") == {"kind": "card", "status": "pending"}
+
+
 async def test_a_copy_that_turns_up_late_is_still_put_right(conn: Connection, flows: Flows) -> None:
     interrupt_id = await paid_claim(conn, flows)
     await let_pass(conn)
@@ -381,17 +439,54 @@ async def test_an_event_that_an_endpoint_has_not_come_to_stays(conn: Connection,
     assert await value(conn, "SELECT count(*) FROM events") == 4
 
 
-async def test_an_event_without_a_position_stays(conn: Connection, flows: Flows) -> None:
+async def test_without_endpoints_and_readers_events_are_forgotten_too(conn: Connection, flows: Flows) -> None:
     await paid_claim(conn, flows)
     await let_pass(conn, 1000)
-    await prune(conn, KEEP)
-    assert await value(conn, "SELECT count(*) FROM events") == 4
-    await give_positions(conn)
-    await prune(conn, KEEP)
-    assert await value(conn, "SELECT count(*) FROM events") == 0
+    assert (await foresee(conn, KEEP)).tables["events"].rows == 4
+    assert (await prune(conn, KEEP)).tables["events"].rows == 4
+    # Whoever has read the first of them may have missed the others.
+    with pytest.raises(EventsForgotten):
+        await events_after(conn, 1, limit=10)
 
 
-async def test_an_event_that_somebody_has_sent_again_meanwhile_stays(
+async def test_a_reader_gives_few_positions_and_a_prune_gives_them_all(conn: Connection) -> None:
+    await start_claim(conn)
+    count = 2 * events._BATCH + 1
+    await conn.execute(
+        "INSERT INTO events (type, thread_id, data) SELECT 'payment.paid', 't1', '{}' FROM generate_series(1, %s)",
+        (count,),
+    )
+    with_one = "SELECT count(position) FROM events"
+    [first] = await events_after(conn, 0, limit=1)
+    assert await value(conn, with_one) == events._BATCH
+    read = [first.position or 0]
+    while more := await events_after(conn, read[-1], limit=1000):
+        read += [event.position or 0 for event in more]
+    assert read == list(range(1, count + 1))
+    await conn.execute("UPDATE events SET position = NULL")
+    await prune(conn, KEEP)
+    assert await value(conn, with_one) == count
+
+
+async def test_whoever_has_read_what_a_restored_database_has_lost_hears_of_it(
+    conn: Connection, flows: Flows, database_url: str
+) -> None:
+    await paid_claim(conn, flows)
+    last = (await events_after(conn, 0, limit=10))[-1].position or 0
+    assert await events_after(conn, last, limit=10) == []
+    with pytest.raises(EventUnknown):
+        await events_after(conn, last + 1, limit=10)
+    async with api_in_process(database_url) as url, Program(url, await token(conn)) as robot:
+        assert (await robot.get("/api/events", cursor=last + 1)).status == 410
+    # Whoever had read all before all was forgotten has missed nothing.
+    await let_pass(conn, 1000)
+    await prune(conn, KEEP)
+    assert await events_after(conn, last, limit=10) == []
+    with pytest.raises(EventUnknown):
+        await events_after(conn, last + 1, limit=10)
+
+
+async def test_an_event_that_becomes_due_again_meanwhile_stays(
     conn: Connection, flows: Flows, crowd: list[Connection]
 ) -> None:
     await deliveries.add_endpoints(conn, ["acme"])
@@ -400,7 +495,9 @@ async def test_an_event_that_somebody_has_sent_again_meanwhile_stays(
     await _deliver_all(conn)
     await let_pass(conn, 1000)
     async with asyncio.TaskGroup() as group, crowd[0].transaction():
-        await deliveries.resend_event(crowd[0], 3, "acme", by=ANN.key)
+        await crowd[0].execute(
+            "UPDATE webhook_deliveries SET status = 'pending', due_at = clock_timestamp() WHERE event_id = 3"
+        )
         pruning = group.create_task(prune(conn, KEEP))
         await until_blocked(crowd[1], conn.info.backend_pid)
     assert pruning.result().tables["events"].rows == 3
@@ -408,6 +505,80 @@ async def test_an_event_that_somebody_has_sent_again_meanwhile_stays(
         "event_id": 3, "status": "pending"
     }  # fmt: skip
     assert [row["id"] for row in await all_rows(conn, "SELECT id FROM events")] == [3]
+
+
+async def test_an_event_that_is_being_sent_again_is_passed_over(
+    conn: Connection, flows: Flows, crowd: list[Connection]
+) -> None:
+    await deliveries.add_endpoints(conn, ["acme"])
+    await paid_claim(conn, flows)
+    await deliveries.spread(conn, "acme")
+    await _deliver_all(conn)
+    await let_pass(conn, 1000)
+    async with crowd[0].transaction():
+        await deliveries.resend_event(crowd[0], 3, "acme", by=ANN.key)
+        assert (await prune(conn, KEEP)).tables["events"].rows == 3
+    assert [row["id"] for row in await all_rows(conn, "SELECT id FROM events")] == [3]
+
+
+async def test_an_event_that_is_being_deleted_is_not_sent_again(
+    conn: Connection, flows: Flows, crowd: list[Connection]
+) -> None:
+    await deliveries.add_endpoints(conn, ["acme"])
+    await paid_claim(conn, flows)
+    await deliveries.spread(conn, "acme")
+    await _deliver_all(conn)
+    await let_pass(conn, 1000)
+    holder, other, third, _ = crowd
+    async with asyncio.TaskGroup() as group, holder.transaction():
+        # A prune gets as far as its last statement.
+        await holder.execute("SELECT FROM installation FOR UPDATE")
+        pruning = group.create_task(prune(conn, KEEP))
+        await until_blocked(third, conn.info.backend_pid)
+        resending = group.create_task(_flow_error(deliveries.resend_event(other, 1, "acme", by=ANN.key)))
+        await until_blocked(third, other.info.backend_pid, by=conn.info.backend_pid)
+    assert pruning.result().tables["events"].rows == 4
+    assert type(resending.result()) is UnknownEvent
+
+
+async def _flow_error(act: Awaitable[None]) -> FlowError | None:
+    try:
+        await act
+    except FlowError as exc:
+        return exc
+    return None
+
+
+async def test_an_endpoint_that_is_forgotten_holds_nothing(
+    conn: Connection, flows: Flows, database_url: str, tmp_path: Path
+) -> None:
+    await deliveries.add_endpoints(conn, ["gone", "here"])
+    await paid_claim(conn, flows)
+    await deliveries.spread(conn, "gone")
+    await conn.execute("UPDATE webhook_deliveries SET status = 'dead', due_at = NULL WHERE event_id < 3")
+    await paid_claim(conn, flows, "t2")
+    await deliveries.spread(conn, "here")
+    await conn.execute(
+        "UPDATE webhook_deliveries SET status = 'sent', due_at = NULL, sent_at = now() WHERE endpoint = 'here'"
+    )
+    await let_pass(conn, 1000)
+    assert "events" not in (await prune(conn, KEEP)).tables
+    terminal = Terminal(tmp_path, DATABASE_URL=database_url, WEBHOOK_ALLOW_PRIVATE="true")
+    terminal.environment |= {
+        "WEBHOOK_URLS": "here=http://127.0.0.1:1/",
+        "WEBHOOK_SIGNING_SECRETS": f"here=whsec_{'A' * 32}",
+    }
+    refused = terminal.run("webhooks", "forget", "here")
+    assert (refused.code, refused.err) == (
+        1, "error: here is in WEBHOOK_URLS: take it out first, on every machine\n"
+    )  # fmt: skip
+    assert terminal.run("webhooks", "forget", "other").code == 1
+    done = terminal.run("webhooks", "forget", "gone")
+    assert (done.code, done.out, done.err) == (0, "gone is forgotten, with 8 events that it has not got\n", "")
+    assert [row["name"] for row in await all_rows(conn, "SELECT name FROM webhook_endpoints")] == ["here"]
+    assert (await prune(conn, KEEP)).tables["events"].rows == 8
+    audited = await one_row(conn, "SELECT data, door FROM audit WHERE kind = 'webhook.forgotten'")
+    assert audited == {"data": {"endpoints": ["gone"], "count": 8}, "door": "cli"}
 
 
 async def test_who_reads_on_hears_if_something_was_missed(conn: Connection, flows: Flows, database_url: str) -> None:
@@ -429,7 +600,6 @@ async def test_who_reads_on_hears_if_something_was_missed(conn: Connection, flow
 
 async def test_a_new_endpoint_begins_with_what_happens_after_it(conn: Connection, flows: Flows) -> None:
     await paid_claim(conn, flows)
-    await give_positions(conn)
     await let_pass(conn, 1000)
     await prune(conn, KEEP)
     await deliveries.add_endpoints(conn, ["acme"])
@@ -469,6 +639,53 @@ async def test_more_than_a_batch_goes_too(conn: Connection) -> None:
     assert (await prune(conn, NOTHING)).rows == 2 * BATCH + 1
 
 
+async def test_what_cannot_be_deleted_holds_nothing_else_up(
+    conn: Connection, database_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await ended_threads(conn, 3)
+    receipt = (
+        "INSERT INTO receipts (door, sender, key, body_sha256, received_at)"
+        " VALUES ('api', 'robot', 'k', '', now() - interval '90 days')"
+    )
+    await conn.execute(receipt)
+    await conn.execute("ALTER TABLE checkpoint_writes RENAME TO elsewhere")
+    done = await prune(conn, KEEP)
+    assert list(done.failed) == ["threads"]
+    assert done.failed["threads"].startswith("UndefinedTable: ")
+    assert "threads that are long over could not be deleted" in caplog.text
+    assert await value(conn, "SELECT count(*) FROM receipts") == 0
+    # Whole batches or nothing, as always.
+    assert await checkpoints_left(conn) == 3
+    typed = Terminal(tmp_path, DATABASE_URL=database_url).run("prune")
+    assert typed.code == 1
+    assert "not everything could be deleted: threads (UndefinedTable: " in typed.err
+    await conn.execute("ALTER TABLE elsewhere RENAME TO checkpoint_writes")
+    assert (await prune(conn, KEEP)).threads == 3
+
+
+async def checkpoints_left(conn: Connection) -> int:
+    return int(await value(conn, "SELECT count(*) FROM checkpoints"))
+
+
+async def test_a_prune_whose_connection_is_lost_says_so(conn: Connection, crowd: list[Connection]) -> None:
+    await ended_threads(conn, 3)
+    holder = crowd[0]
+    async with asyncio.TaskGroup() as group, holder.transaction():
+        await holder.execute("SELECT FROM checkpoints WHERE thread_id = 'x3' FOR UPDATE")
+        pruning = group.create_task(_lost(prune(conn, KEEP)))
+        await until_blocked(holder, conn.info.backend_pid)
+        await holder.execute("SELECT pg_terminate_backend(%s)", (conn.info.backend_pid,))
+        assert await pruning
+
+
+async def _lost(act: Awaitable[Any]) -> bool:
+    try:
+        await act
+    except errors.OperationalError:
+        return True
+    return False
+
+
 # Settings and commands
 
 
@@ -490,7 +707,6 @@ def test_a_time_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, text: s
 
 async def test_never_deletes_nothing(conn: Connection, flows: Flows) -> None:
     await paid_claim(conn, flows)
-    await give_positions(conn)
     await let_pass(conn, 1000)
     before = await everything(conn)
     assert (await prune(conn, NOTHING)).rows == 0
@@ -557,7 +773,6 @@ async def test_a_finished_thread_takes_little(conn: Connection, flows: Flows) ->
     driven, copies, empty = 300, 9, await _sizes(conn)
     for number in range(driven):
         await paid_claim(conn, flows, f"t{number:05}")
-    await give_positions(conn)
     await conn.execute("UPDATE notices SET status = 'sent', due_at = NULL")
     full = await _sizes(conn)
     await let_pass(conn, 31)
@@ -643,7 +858,20 @@ async def test_at_any_size_what_is_over_is_found_by_an_index(conn: Connection) -
         " SELECT 'payment.paid', thread_id, '{}', now() - (CASE WHEN thread_id < 'x1001' THEN 31 ELSE 1 END)"
         " * interval '1 day', nextval('events_position') FROM threads WHERE thread_id > 'x'"
     )
-    for table in ("threads", "approvals", "notices", "events", *CHECKPOINTS):
+    await conn.execute(
+        "INSERT INTO links (interrupt_id, person, made_by, tokens_sha256, used_at)"
+        " SELECT interrupt_id, 'mail:p' || n || '@example.com', 'policy', ARRAY[sha256((interrupt_id || n)::bytea)],"
+        " CASE WHEN n = 1 THEN now() END FROM approvals, generate_series(1, 3) AS n"
+    )
+    await conn.execute(
+        "INSERT INTO messages (channel, ts, interrupt_id) SELECT 'C1', interrupt_id, interrupt_id FROM approvals"
+    )
+    await deliveries.add_endpoints(conn, ["acme"])
+    await conn.execute(
+        "INSERT INTO webhook_deliveries (endpoint, event_id, status, due_at, sent_at)"
+        " SELECT 'acme', id, 'sent', NULL, now() FROM events"
+    )
+    for table in ("threads", "approvals", "notices", "messages", "links", "events", "webhook_deliveries", *CHECKPOINTS):
         await conn.execute(sql.SQL("ANALYZE {}").format(sql.Identifier(table)))
     watching: Any = Watching(conn)
     done = await prune(watching, KEEP)
@@ -653,7 +881,7 @@ async def test_at_any_size_what_is_over_is_found_by_an_index(conn: Connection) -
     aged = [plan for plan in watching.plans if plan.startswith("SELECT t.id FROM events")]
     assert aged
     assert all("events_oldest" in plan for plan in aged)
-    large = ("threads", "approvals", "notices", "events", "checkpoints")
+    large = ("threads", "approvals", "notices", "messages", "links", "events", "webhook_deliveries", "checkpoints")
     for plan in watching.plans:
         assert not any(f"Seq Scan on {table} " in plan for table in large), plan
 

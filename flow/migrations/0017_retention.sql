@@ -29,6 +29,7 @@ CREATE INDEX notices_of_thread ON notices (thread_id);
 ALTER TABLE installation ADD COLUMN events_forgotten bigint NOT NULL DEFAULT 0;
 CREATE INDEX events_oldest ON events (created_at, position);
 CREATE INDEX webhook_deliveries_of_event ON webhook_deliveries (event_id);
+CREATE INDEX links_of_approval ON links (interrupt_id);
 CREATE INDEX login_links_oldest ON login_links (expires_at);
 
 -- Vacuuming. Postgres waits until a fifth of a table is dead. These are the tables that grow for ever and of which only
