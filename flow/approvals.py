@@ -358,9 +358,10 @@ async def _checked(conn: Connection, approval: Approval, person: Person, request
 
 
 async def _standing(conn: Connection, approval: Approval, person: Person) -> Standing:
-    """As whom they decide. Those who are away are looked for only if they matter."""
+    """As whom they decide. Those who are away are looked for only if they matter, and now: whom the person stood in for
+    when their page was opened may be back."""
     try:
-        return check_person(approval, person)
+        return check_person(approval, replace(person, acts_for=()))
     except GroupsUnknown:
         raise
     except NotAllowed as exc:
