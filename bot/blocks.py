@@ -234,14 +234,15 @@ def _press(body: dict[str, Any], value: dict[str, Any]) -> dict[str, Any] | None
     user_id, interrupt_id, digest = as_id(user.get("id")), value.get("interrupt"), value.get("hash")
     if user_id is None or not is_hex(interrupt_id, 32) or not is_hex(digest, 64):
         return None
+    # Not the payload's team: in a shared channel that is ours, and the person may not be.
+    team_id = as_id(user.get("team_id")) or ""
     places = (container.get("channel_id"), as_dict(body.get("channel")).get("id"), value.get("channel"))
     stamps = (container.get("message_ts"), as_dict(body.get("message")).get("ts"), value.get("ts"))
     return {
         "user_id": user_id,
         "user_name": cut(visible(as_text(user.get("name")) or as_text(user.get("username")) or user_id), _NAME),
-        # Not the payload's team: in a shared channel that is ours, and the person may not be.
-        "team_id": as_id(user.get("team_id")) or "",
-        "enterprise_id": as_id(as_dict(body.get("enterprise")).get("id")),
+        "team_id": team_id,
+        "enterprise_id": as_id(as_dict(body.get("enterprise")).get("id")) if team_id else None,
         "interrupt_id": interrupt_id,
         "request_hash": digest,
         "channel_id": next(filter(None, map(as_id, places)), None),

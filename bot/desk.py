@@ -94,7 +94,7 @@ class Desk:
             enterprise_id=visitor.enterprise_id,
             own_team=await self._own_team.keys(),
         )
-        return person if visitor.team_id else await self._own_team.placed(person)
+        return await self._own_team.placed(person)
 
     async def _reader(self, visitor: Visitor) -> Person:
         """The same as lists take them: with their user groups, if any matter, and with those whom they decide for."""

@@ -65,9 +65,16 @@ BUGS = [
     Bug(
         name="a bare member id names members of every team",
         file="bot/people.py",
-        old="if (team_id or enterprise_id) in own_team else set())",
-        new="if own_team else set())",
+        old="    if team_id in own_team:\n        names |=",
+        new="    if own_team:\n        names |=",
         tests="test_slack_clicks.py",
+    ),
+    Bug(
+        name="whoever stood in when the page was opened stands in for ever",
+        file="flow/approvals.py",
+        old="return check_person(approval, replace(person, acts_for=()))",
+        new="return check_person(approval, person)",
+        tests="test_delegations.py::test_whom_a_page_knew_as_away_is_back_at_the_decision",
     ),
     Bug(
         name="a thread has no lock",
