@@ -93,7 +93,7 @@ def card(
 
     `public_url` is where the pages are: what a press cannot approve is approved there.
     """
-    if approval.status == "pending" and not approval.whole:
+    if approval.tampered:
         return _changed_past_us(approval, thread)
     question = question_of(approval.request)
     header = f"{title_of(approval, thread)}: {subject_in(approval)}"
@@ -169,7 +169,7 @@ def told_outcome(approval: Approval, thread: Thread, payment: Payment | None) ->
 def alarm(thread: Thread, failures: Sequence[tuple[str, str]]) -> str | None:
     """What the operators are told of a thread that needs them; None if it does not, or not any more.
 
-    `failures` are kind and error of the messages that Slack, or a mail server, refuses.
+    `failures` are what `notices.failures_of` has.
     """
     id_, why = thread.thread_id, safe(thread.reason or "", _WHY)
     lines = []
@@ -185,6 +185,11 @@ def alarm(thread: Thread, failures: Sequence[tuple[str, str]]) -> str | None:
             lines.append(
                 f"Its request {safe(error, _WHY)} was changed in the database after it was asked, and nobody can decide"
                 f" it: `claim_flow.py withdraw --thread {id_}`, then find out who has such access"
+            )
+        elif kind == "mended":
+            lines.append(
+                f"Its request {safe(error, _WHY)} was changed in the database after it was asked, and changed back or"
+                " ended since: find out who has such access"
             )
         elif kind == "mail":
             lines.append(f"A mail cannot be delivered ({safe(error, _WHY)}): give them a link by `claim_flow.py link`")

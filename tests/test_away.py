@@ -198,7 +198,10 @@ async def test_lists_counts_and_decisions_agree_for_everybody_and_their_delegate
                 await end(conn, person, by=person.key)
         for person, delegate in delegations:
             await stand_in(conn, person, delegate)
+        # Somebody has put in whoever reads, and nobody can decide it.
+        await conn.execute("UPDATE approvals SET approvers = approvers || '{U01ALICE,U02BOB}' WHERE thread_id = 't05'")
         approvals = [await approval_of(conn, each) for each in ids]
+        assert [each.thread_id for each in approvals if each.tampered] == ["t05"]
         for person in _people():
             await _check_agreement(conn, approvals, person)
         # Some have voted by then.
