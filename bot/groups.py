@@ -20,6 +20,7 @@ from slack_sdk.web.async_client import AsyncWebClient
 from bot.kit import as_dict, as_text
 from bot.people import MembershipUnknown, member_of, slack_person
 from bot.slack_api import FIXES, SEE_ERROR, read_error
+from flow.delegations import Delegation
 from flow.errors import BadInput, FlowError
 from flow.model import Person
 from flow.policy import Tier, is_group, is_member
@@ -150,18 +151,33 @@ class OwnTeam:
 
         Raises BadInput, or FlowError if Slack does not say.
         """
-        team, _, user_id = name.removeprefix("slack:").rpartition("/")
-        if not is_member(user_id):
-            # Somebody outside of Slack.
-            return
         try:
-            async with asyncio.timeout(_ASK_TIMEOUT_S):
-                is_full = await self._is_full(user_id, team or None)
+            may = await self._may_stand_in(name)
         except _NO_ANSWER as exc:
             _say(exc)
-            raise FlowError(f"Slack did not say who {user_id} is: try again in a moment") from exc
-        if not is_full:
+            raise FlowError(f"Slack did not say who {name} is: try again in a moment") from exc
+        if not may:
             raise BadInput("the delegate", name, "only a full member of this workspace can decide for somebody else")
+
+    async def standing_in(self, stood_in: Collection[Delegation]) -> list[Delegation]:
+        """Those of them whose delegate would be let decide now, as far as Slack says so."""
+        found = []
+        for each in stood_in:
+            try:
+                if await self._may_stand_in(each.delegate):
+                    found.append(each)
+            except _NO_ANSWER as exc:
+                _say(exc)
+        return found
+
+    async def _may_stand_in(self, name: str) -> bool:
+        """Whether a person of this name is let decide for another. Raises what the client raises."""
+        team, _, user_id = name.removeprefix("slack:").rpartition("/")
+        if not is_member(user_id):
+            # Somebody outside of Slack, who is no guest of ours.
+            return True
+        async with asyncio.timeout(_ASK_TIMEOUT_S):
+            return await self._is_full(user_id, team or None)
 
     async def _is_full(self, user_id: str, team: str | None) -> bool:
         """Whether the member of this team (None: of ours) is a full one of ours. Raises what the client raises."""

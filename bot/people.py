@@ -67,14 +67,14 @@ async def with_groups(own_team: OwnTeam | None, person: Person, work: Callable[[
         return await work(person)
     if own_team is None:
         return await work(replace(person, full_member=False))
-    # Who has just not been told of their groups does not ask again: there may be fifty requests to decide.
-    unsaid = not person.groups_known
+    # Of whom Slack has just not said it, it is not asked again: there may be fifty requests to decide.
+    unsaid, member_unsaid = not person.groups_known, person.full_member is None
     known = replace(person, groups_known=False, full_member=None)
     while True:
         try:
             return await work(known)
         except GroupsUnknown as exc:
-            if unsaid:
+            if unsaid or (member_unsaid and not exc.groups):
                 raise MembershipUnknown(exc.groups) from exc
             groups = exc.groups
         if groups:
@@ -153,6 +153,7 @@ def as_named_here(approval: Approval, own_team: Collection[str]) -> Approval:
         approvers=tuple(dict.fromkeys(map(here, approval.approvers))),
         escalate_to=tuple(dict.fromkeys(map(here, approval.escalate_to))),
         changed_by=approval.changed_by and here(approval.changed_by),
+        changed_for=approval.changed_for and here(approval.changed_for),
     )
 
 
