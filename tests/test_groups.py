@@ -463,6 +463,37 @@ async def test_the_inbox_says_when_slack_does_not_say_and_decides_nothing(
     assert await decided_by(conn) == [(ALICE.key, "U01ALICE")]
 
 
+async def test_another_amount_that_is_refused_as_slack_does_not_say_is_kept(
+    visitor: Visitor, proxy: FaultProxy, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = await visitor.get(f"/approvals/{await ask(conn, tier=tier(GROUP))}")
+    monkeypatch.setattr(groups, "_KEPT_S", 0.0)
+    proxy.fail("usergroups.list", "500", times=99)
+    assert (await visitor.press(page, "Ask anew", amount="300")).status == 503
+    assert await refusals(conn) == [(ALICE.key, "web", UNSAID.removesuffix("."))]
+
+
+async def test_a_silent_slack_is_asked_once_whether_a_delegate_is_a_member(
+    database_url: str, proxy: FaultProxy, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await alice_away(conn)
+    asked = [await ask(conn, f"t{number}", tier=tier("U01ALICE")) for number in range(5)]
+    async with (
+        client_of(proxy.api_url) as client,
+        pages_in_process(database_url, groups=OwnTeam(client)) as site,
+        Visitor(site.url) as bob,
+    ):
+        await signed_in_at_once(conn, site, bob, BOB)
+        fields = await chosen(bob, conn, asked)
+        monkeypatch.setattr(groups, "_KEPT_S", 0.0)
+        proxy.fail("users.info", "500", times=99)
+        before = len(proxy.calls_of("users.info"))
+        done = await bob.post("/approvals/bulk", fields)
+        assert done.text.count("Slack did not say who you are") == 5
+        assert len(proxy.calls_of("users.info")) - before == 1
+    assert await decided_by(conn) == []
+
+
 async def test_what_one_of_many_requests_is_refused_for_is_said_beside_it(
     visitor: Visitor, proxy: FaultProxy, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from flow.database import Connection
 from flow.inbox import Search, count_mine, find, find_threads, lists_groups
 from flow.model import Person
-from flow.notices import change_direct_cards
+from flow.notices import Lane, change_direct_cards, lease, remind
 from tests.people import EVE, ask
 from tests.rows import RENEW_FINGERPRINTS, all_rows
 
@@ -90,6 +90,8 @@ class _Explained:
 
     async def execute(self, query: Any, values: Any = None) -> Any:
         text = query if isinstance(query, str) else query.as_string(self._conn)
+        if text.startswith("NOTIFY"):
+            return None
         rows = await (await self._conn.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {text}", values)).fetchall()
         self.plans.append(rows[0]["QUERY PLAN"][0]["Plan"])
         return await self._conn.execute(query, values)
@@ -99,6 +101,38 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield plan
     for each in plan.get("Plans", ()):
         yield from _nodes(each)
+
+
+@pytest.mark.parametrize("lane", ["posts", "changes", "alarms"])
+async def test_leasing_reads_no_more_than_is_first_in_its_queue(many: Connection, lane: Lane) -> None:
+    """Of twenty thousand that are due, and as many that are put off."""
+    await many.execute("SET session_replication_role = replica")
+    await many.execute(
+        "INSERT INTO notices (kind, interrupt_id, thread_id, version, due_at)"
+        " SELECT CASE WHEN kind = 'changed' THEN 'card' ELSE kind END,"
+        " CASE WHEN kind <> 'alarm' THEN md5(kind || g) END, 'p' || g, CASE WHEN kind = 'changed' THEN 2 ELSE 1 END,"
+        " clock_timestamp() + CASE WHEN g % 2 = 0 THEN interval '-1 minute' ELSE interval '1 day' END"
+        " FROM unnest('{reply,reminder,changed,alarm}'::text[]) AS kind, generate_series(1, %s) AS g",
+        (2 * ROWS // 4,),
+    )
+    await many.execute("SET session_replication_role = origin")
+    await many.execute("VACUUM ANALYZE notices")
+    explained = _Explained(many)
+    leased = await lease(explained, lane)  # type: ignore[arg-type]
+    assert leased is not None
+    for plan in explained.plans:
+        for node in _nodes(plan):
+            assert node["Node Type"] not in ("Sort", "Seq Scan", "Bitmap Heap Scan"), plan
+            read = (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+            assert read < 10, plan
+
+
+async def test_reminders_wait_for_whatever_else_is_to_be_posted(conn: Connection) -> None:
+    interrupt_id = await ask(conn)
+    await remind(conn, interrupt_id, "t1")
+    await conn.execute("UPDATE notices SET due_at = clock_timestamp() - interval '1 hour' WHERE kind = 'reminder'")
+    kinds = [(await lease(conn, "posts")) for _ in range(3)]
+    assert [each and each.kind for each in kinds] == ["card", "reminder", None]
 
 
 @pytest.mark.parametrize("name", _LOOKS)
