@@ -111,7 +111,7 @@ async def test_leasing_reads_no_more_than_is_first_in_its_queue(many: Connection
         "INSERT INTO notices (kind, interrupt_id, thread_id, version, due_at)"
         " SELECT CASE WHEN kind = 'changed' THEN 'card' ELSE kind END,"
         " CASE WHEN kind <> 'alarm' THEN md5(kind || g) END, 'p' || g, CASE WHEN kind = 'changed' THEN 2 ELSE 1 END,"
-        " clock_timestamp() + CASE WHEN g % 2 = 0 THEN interval '-1 minute' ELSE interval '1 day' END"
+        " clock_timestamp() + CASE WHEN g %% 2 = 0 THEN interval '-1 minute' ELSE interval '1 day' END"
         " FROM unnest('{reply,reminder,changed,alarm}'::text[]) AS kind, generate_series(1, %s) AS g",
         (2 * ROWS // 4,),
     )
