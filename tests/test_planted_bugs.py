@@ -77,6 +77,27 @@ BUGS = [
         tests="test_delegations.py::test_whom_a_page_knew_as_away_is_back_at_the_decision",
     ),
     Bug(
+        name="what was changed past us waits for people",
+        file="flow/inbox.py",
+        old="    if not approval.is_open or over:",
+        new='    if approval.status != "pending" or over:',
+        tests="test_away.py::test_lists_counts_and_decisions_agree_for_everybody_and_their_delegates",
+    ),
+    Bug(
+        name="an alarm forgets what was put back",
+        file="flow/notices.py",
+        old="(SELECT unnest(reasons) FROM notices",
+        new="(SELECT NULL::text FROM notices",
+        tests="test_deliver.py::test_that_a_request_was_changed_past_us_is_told_though_it_was_put_back",
+    ),
+    Bug(
+        name="guests are sent the copy of whoever is away",
+        file="bot/groups.py",
+        old="                if await self._may_stand_in(each.delegate):",
+        new="                if each.delegate:",
+        tests="test_direct.py::test_a_delegate_who_may_not_decide_gets_no_copy_and_no_reminder_names_them",
+    ),
+    Bug(
         name="a thread has no lock",
         file="flow/threads.py",
         old='    return bool(row["got"])',
