@@ -152,7 +152,10 @@ def resume(
 @click.option("--reason", default="", metavar="TEXT", help="Why; shown and stored.")
 @_json
 def change(thread_id: str, amount: str, interrupt_id: str | None, reason: str, as_json: bool) -> None:
-    """Ask for another amount instead of the one that waits: the request is made anew, and approved anew."""
+    """Ask for another amount instead of the one that waits: the request is made anew, and approved anew.
+
+    The same again is a success that changes nothing.
+    """
     from flow import inputs
 
     inputs.parse_thread_id(thread_id)
@@ -164,7 +167,7 @@ def change(thread_id: str, amount: str, interrupt_id: str | None, reason: str, a
         from flow.changes import change_amount
 
         async with _database(settings, acts=True) as (url, conn):
-            approval = await _approval_to_decide(conn, thread_id, interrupt_id)
+            approval = await _approval_to_decide(conn, thread_id, interrupt_id, whole_claim=True)
             await change_amount(
                 conn, approval.interrupt_id, person, amount=amount, reason=why, door="cli", request_hash=None
             )
@@ -561,6 +564,8 @@ def away(who: str | None, to: str | None, until: str | None, back: bool, as_json
             end = delegations.parse_until(until, now=now, zone=now.tzinfo or UTC)
             made = await delegations.away(conn, person, to=delegate, until=end, made_by=user)
         _print_delegations([made], as_json=as_json, alone=True)
+        if why_not := await _tell_delegate(settings, made):
+            click.echo(f"{made.delegate} was not told ({why_not}): tell them yourself", err=True)
 
     _run(run)
 
@@ -1029,6 +1034,17 @@ async def _check_delegate(settings: Settings, delegate: str) -> None:
         await OwnTeam(client).check_delegate(delegate)
 
 
+async def _tell_delegate(settings: Settings, made: Delegation) -> str | None:
+    """As `/claims away` does; why they were not told, or None."""
+    if not settings.slack_is_on:
+        return "Slack is off"
+    from bot.away import tell_delegate
+    from bot.slack_api import slack_client
+
+    async with slack_client(settings) as client:
+        return await tell_delegate(client, made)
+
+
 async def _own_team(settings: Settings) -> frozenset[str]:
     """The team of the bot token; empty if Slack is off."""
     if not settings.slack_is_on:
@@ -1046,8 +1062,13 @@ async def _own_team(settings: Settings) -> frozenset[str]:
             raise FlowError(f"Slack does not say which team is ours ({type(exc).__name__}): try again") from exc
 
 
-async def _approval_to_decide(conn: Connection, thread_id: str, interrupt_id: str | None) -> Approval:
-    """The approval that is meant: the one named, else the one that waits, else the last one."""
+async def _approval_to_decide(
+    conn: Connection, thread_id: str, interrupt_id: str | None, *, whole_claim: bool = False
+) -> Approval:
+    """The approval that is meant: the one named, else the one that waits, else the last one.
+
+    `whole_claim`: what is said of it is said of every request of the claim, whichever waits.
+    """
     from flow.errors import NothingToDecide, UnknownApproval
 
     story = await _story(conn, thread_id)
@@ -1059,7 +1080,7 @@ async def _approval_to_decide(conn: Connection, thread_id: str, interrupt_id: st
     if len(story.pending) > 1:
         which = ", ".join(each.interrupt_id for each in story.pending)
         raise NothingToDecide(thread_id, f"it waits for {len(story.pending)}: say which with --interrupt ({which})")
-    if story.pending and len(story.approvals) > 1:
+    if story.pending and len(story.approvals) > 1 and not whole_claim:
         # The same command typed twice must not answer for the next tier.
         raise NothingToDecide(
             thread_id, f"one was decided, and another waits: say so with --interrupt {story.pending[0].interrupt_id}"

@@ -1,11 +1,16 @@
-"""What is typed after `/claims`, as values; and what is answered to it. Pure functions."""
+"""What is typed after `/claims`, as values; what is answered to it; and how a delegate is told."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
+import aiohttp
+from slack_sdk.errors import SlackApiError
+from slack_sdk.web.async_client import AsyncWebClient
+
 from bot.kit import date, escape, mention, safe
+from bot.slack_api import FIXES, SEE_ERROR, read_error
 from flow.delegations import Delegation
 from flow.errors import BadInput
 from flow.policy import is_member
@@ -40,8 +45,11 @@ def parse_away(text: str) -> Away:
 
 
 def away_note(made: Delegation, zone: str) -> str:
-    """Who decides until when."""
-    return f"🌴 {who_of(made.delegate)} decides for you until {date(made.until)} ({safe(zone, _NAME)} time)."
+    """Who decides until when, and what."""
+    return (
+        f"🌴 {who_of(made.delegate)} decides for you until {date(made.until)} ({safe(zone, _NAME)} time):"
+        " whatever lists you by your own id. What lists a user group that you are in stays with those who are in it."
+    )
 
 
 def delegate_note(made: Delegation) -> str:
@@ -51,6 +59,24 @@ def delegate_note(made: Delegation) -> str:
         f"🌴 {absent} is away, and you decide for them until {date(made.until)}. What waits is in App Home and in"
         f" `{COMMAND}`."
     )
+
+
+async def tell_delegate(client: AsyncWebClient, made: Delegation) -> str | None:
+    """Tell whoever decides meanwhile, in a direct message; why they were not, or None.
+
+    It is no more than a courtesy: they decide all the same, and whoever is away has been told who does.
+    """
+    member = made.delegate.rpartition("/")[2]
+    if not is_member(member):
+        return "nobody of this name is in Slack"
+    try:
+        await client.chat_postMessage(channel=member, text=delegate_note(made), unfurl_links=False, unfurl_media=False)
+    except SlackApiError as exc:
+        error = read_error(exc)[1]
+        return f"{error}: {FIXES.get(error, SEE_ERROR)}"
+    except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+        return f"no answer from Slack ({type(exc).__name__})"
+    return None
 
 
 def back_note(*, held: bool) -> str:

@@ -93,7 +93,7 @@ def card(
 
     `public_url` is where the pages are: what a press cannot approve is approved there.
     """
-    if approval.status == "pending" and not approval.whole:
+    if approval.tampered:
         return _changed_past_us(approval, thread)
     question = question_of(approval.request)
     header = f"{title_of(approval, thread)}: {subject_in(approval)}"
@@ -169,7 +169,7 @@ def told_outcome(approval: Approval, thread: Thread, payment: Payment | None) ->
 def alarm(thread: Thread, failures: Sequence[tuple[str, str]]) -> str | None:
     """What the operators are told of a thread that needs them; None if it does not, or not any more.
 
-    `failures` are kind and error of the messages that Slack, or a mail server, refuses.
+    `failures` are what `notices.failures_of` has.
     """
     id_, why = thread.thread_id, safe(thread.reason or "", _WHY)
     lines = []
@@ -185,6 +185,11 @@ def alarm(thread: Thread, failures: Sequence[tuple[str, str]]) -> str | None:
             lines.append(
                 f"Its request {safe(error, _WHY)} was changed in the database after it was asked, and nobody can decide"
                 f" it: `claim_flow.py withdraw --thread {id_}`, then find out who has such access"
+            )
+        elif kind == "mended":
+            lines.append(
+                f"Its request {safe(error, _WHY)} was changed in the database after it was asked, and changed back or"
+                " ended since: find out who has such access"
             )
         elif kind == "mail":
             lines.append(f"A mail cannot be delivered ({safe(error, _WHY)}): give them a link by `claim_flow.py link`")
@@ -234,14 +239,15 @@ def _press(body: dict[str, Any], value: dict[str, Any]) -> dict[str, Any] | None
     user_id, interrupt_id, digest = as_id(user.get("id")), value.get("interrupt"), value.get("hash")
     if user_id is None or not is_hex(interrupt_id, 32) or not is_hex(digest, 64):
         return None
+    # Not the payload's team: in a shared channel that is ours, and the person may not be.
+    team_id = as_id(user.get("team_id")) or ""
     places = (container.get("channel_id"), as_dict(body.get("channel")).get("id"), value.get("channel"))
     stamps = (container.get("message_ts"), as_dict(body.get("message")).get("ts"), value.get("ts"))
     return {
         "user_id": user_id,
         "user_name": cut(visible(as_text(user.get("name")) or as_text(user.get("username")) or user_id), _NAME),
-        # Not the payload's team: in a shared channel that is ours, and the person may not be.
-        "team_id": as_id(user.get("team_id")) or "",
-        "enterprise_id": as_id(as_dict(body.get("enterprise")).get("id")),
+        "team_id": team_id,
+        "enterprise_id": as_id(as_dict(body.get("enterprise")).get("id")) if team_id else None,
         "interrupt_id": interrupt_id,
         "request_hash": digest,
         "channel_id": next(filter(None, map(as_id, places)), None),

@@ -25,7 +25,7 @@ from bot.slack_api import FIXES, RATE_LIMITS, SEE_ERROR, is_refusal, read_error,
 from flow import notices
 from flow.advice import advice_of
 from flow.aio import to_its_end
-from flow.approvals import approval_of, note_tampered
+from flow.approvals import approval_of
 from flow.database import AWAY, Connection, Lock, connect, wakes
 from flow.delegations import standing_in
 from flow.log import concerning
@@ -197,14 +197,13 @@ class Deliverer:
         """
         approval, thread, payment = await _facts(conn, notice)
         approval = await self._places.shown(approval)
-        if not approval.whole:
-            approval = await self._places.shown(await note_tampered(conn, approval))
         advice = (await advice_of(conn, [thread.thread_id])).get(thread.thread_id)
         text, shown = blocks.card(approval, thread, payment, advice, public_url=self._public_url)
         copies, refusals = await notices.copies_of(conn, approval.interrupt_id), Refusals()
         copies = await self._update(conn, notice, copies, refusals, text=text, blocks=shown)
-        # Nobody is shown a request anew that is settled; what was perhaps shown is looked for.
-        if approval.status == "pending" or notice.ambiguous:
+        # Nobody is shown anew what is settled, nor where somebody has put in a place past us; what was perhaps shown is
+        # looked for.
+        if approval.is_open or notice.ambiguous:
             stood_in = await standing_in(conn, approval.approvers) if approval.post_to != "channel" else []
             for place in await self._places.of(approval, stood_in):
                 with refusals.of(place or self._channel):
@@ -226,13 +225,13 @@ class Deliverer:
         **message: Any,
     ) -> list[notices.Copy]:
         """The copies at a place that seems to have none: those that an earlier attempt posted without hearing of it,
-        now true; else a new one, if the request is pending."""
+        now true; else a new one, if the request is open."""
         if not self._places.is_open(place):
             await _hold(conn, notice)
         try:
             channel = await self._places.opened(place)
         except SlackApiError as exc:
-            if approval.status == "pending" or not is_refusal(exc):
+            if approval.is_open or not is_refusal(exc):
                 raise
             # Nothing of ours can be where nothing can be said.
             return []
@@ -243,7 +242,7 @@ class Deliverer:
                 await notices.remember_message(conn, approval.interrupt_id, *at, place=place)
                 await self._client.chat_update(channel=at[0], ts=at[1], **message)
             return [notices.Copy(channel=at[0], ts=at[1], place=place) for at in found]
-        if approval.status != "pending":
+        if not approval.is_open:
             return []
         at = await self._post(conn, notice, channel, **message)
         await notices.remember_message(conn, approval.interrupt_id, *at, place=place)
@@ -275,7 +274,7 @@ class Deliverer:
         below those that concern somebody whose vote is missing. False if the card is still to be posted."""
         approval, thread, payment = await _facts(conn, notice)
         approval = await self._places.shown(approval)
-        if notice.kind == "reminder" and approval.status != "pending":
+        if notice.kind == "reminder" and not approval.is_open:
             return True
         copies, refusals = await notices.copies_of(conn, approval.interrupt_id), Refusals()
         if not copies and await notices.card_status(conn, approval.interrupt_id) in ("pending", "sending"):

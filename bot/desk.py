@@ -17,7 +17,7 @@ from slack_bolt.context.respond.async_respond import AsyncRespond
 from slack_sdk.errors import SlackApiError
 
 from bot.answers import sentence
-from bot.away import USAGE, away_note, back_note, delegate_note, parse_away, who_of
+from bot.away import USAGE, away_note, back_note, parse_away, tell_delegate, who_of
 from bot.door import IN_TIME_S, SLACK_AWAY, Door, answered
 from bot.filers import Filers
 from bot.filing import new_claim_view
@@ -39,7 +39,7 @@ from bot.lists import (
 )
 from bot.people import MembershipUnknown, as_named_here, for_lists, slack_person
 from bot.pool import on_pool
-from bot.slack_api import FIXES, RATE_LIMITS, SEE_ERROR, read_error
+from bot.slack_api import RATE_LIMITS, read_error
 from bot.views import skeleton
 from flow import delegations, threads
 from flow.approvals import approval_of
@@ -94,7 +94,7 @@ class Desk:
             enterprise_id=visitor.enterprise_id,
             own_team=await self._own_team.keys(),
         )
-        return person if visitor.team_id else await self._own_team.placed(person)
+        return await self._own_team.placed(person)
 
     async def _reader(self, visitor: Visitor) -> Person:
         """The same as lists take them: with their user groups, if any matter, and with those whom they decide for."""
@@ -261,17 +261,12 @@ class Desk:
                 return await delegations.away(conn, person, to=asked.to, until=until, made_by=person.key)
 
         made = await on_pool(self._pool, write)
-        self._spawn(self._tell_delegate(asked.to, made))
+        self._spawn(self._tell_delegate(made))
         return away_note(made, str(zone))
 
-    async def _tell_delegate(self, member: str, made: delegations.Delegation) -> None:
-        """It is no more than a courtesy: they decide all the same, and whoever is away has been told who does."""
-        try:
-            await self._door.note(None, member, delegate_note(made))
-        except SLACK_AWAY as exc:
-            error = read_error(exc)[1] if isinstance(exc, SlackApiError) else ""
-            fix = FIXES.get(error, SEE_ERROR) if error else str(exc)
-            log.warning("%s was not told whom they decide for (%s): %s", member, error or type(exc).__name__, fix)
+    async def _tell_delegate(self, made: delegations.Delegation) -> None:
+        if why_not := await tell_delegate(self._client, made):
+            log.warning("%s was not told whom they decide for: %s", made.delegate, why_not)
 
     async def _back(self, visitor: Visitor) -> str:
         person = await self._person(visitor)

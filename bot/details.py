@@ -24,9 +24,9 @@ from bot.kit import (
     safe,
     told,
 )
-from bot.outcomes import asked_amount, outcome_lines, progress_lines, title_of
+from bot.outcomes import TAMPERED, asked_amount, outcome_lines, progress_lines, title_of
 from bot.questions import ending_of
-from bot.views import View, modal
+from bot.views import View, in_words, modal
 from flow.advice import advice_in_words
 from flow.model import Approval, Person
 from flow.policy import is_requester
@@ -53,6 +53,8 @@ def details_of(
 ) -> View:
     """The modal for this person."""
     thread, elsewhere = story.thread, _elsewhere(approval, public_url)
+    if approval.tampered:
+        return in_words("Details", f"{TAMPERED} Thread {thread.thread_id}, interrupt {approval.interrupt_id}.")
     is_claim = question_of(approval.request).kind == "claim"
     lines = outcome_lines(approval, thread, story.payment) if is_claim else ending_of(approval, thread)
     state = [f"*{title_of(approval, thread)}*", *progress_lines(approval), *lines]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -15,6 +15,7 @@ from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 from slack_sdk.web.async_slack_response import AsyncSlackResponse
 
+from bot.filers import is_address
 from bot.groups import OwnTeam, groups_in
 from bot.slack_api import FIXES, SEE_ERROR, read_error, slack_client
 from flow import audit, deliveries, notices, retention
@@ -22,7 +23,7 @@ from flow.assess import Unanswered, adviser_of
 from flow.database import check_locks, connect, database_url, ensure_schema
 from flow.errors import FlowError
 from flow.model import Claim
-from flow.policy import LIMITS, Tier, policy_of
+from flow.policy import LIMITS, Tier, is_group, policy_of
 from flow.providers import provider_of
 from flow.settings import Settings
 from flow.starting import Checker
@@ -35,10 +36,12 @@ _CLOCKS_APART_S = 30.0
 # Whoever delivers is away, or Slack is, long before this: nothing is put off for more than a minute at a time.
 _PATIENCE_S = 600.0
 
-# For the bot, whatever the policy says; for user groups among the approvers; for what is posted as direct messages.
+# For the bot, whatever the policy says; for user groups among the approvers, or FILERS; for what is posted as direct
+# messages; for addresses among FILERS.
 _SCOPES = ("chat:write", "channels:history", "groups:history", "commands", "users:read")
 _GROUP_SCOPES = ("usergroups:read",)
 _DIRECT_SCOPES = ("im:write", "im:history")
+_ADDRESS_SCOPES = ("users:read.email",)
 
 _SAMPLE = Claim(amount=Decimal("1.00"), currency="USD", payee="nobody", note="A question of the doctor command's.")
 
@@ -244,14 +247,14 @@ async def _slack(settings: Settings) -> AsyncIterator[Finding]:
             return
         yield Finding(what="Slack token", ok=True, found=f"{who['user']} in {who['team']}")
         tiers = _tiers(settings)
-        if finding := _scopes(who, tiers):
+        if finding := _scopes(who, tiers, settings.filer_names):
             yield finding
         channels = {"SLACK_CHANNEL": settings.slack_channel, "SLACK_OPS_CHANNEL": settings.slack_ops_channel}
         channels |= {f"the channel of tier {tier.name}": tier.channel for tier in tiers}
         for name, channel in channels.items():
             if channel is not None:
                 yield await _channel(client, settings, name, channel)
-        if groups := groups_in(tiers):
+        if groups := [*groups_in(tiers), *sorted(filter(is_group, settings.filer_names))]:
             yield await _groups(client, settings, groups)
         if settings.slack_app_token is not None:
             yield await _app_token(client, settings, settings.slack_app_token.get_secret_value())
@@ -266,8 +269,8 @@ def _tiers(settings: Settings) -> list[Tier]:
     return [policy.tier(name) for name in policy.names]
 
 
-def _scopes(who: AsyncSlackResponse, tiers: Sequence[Tier]) -> Finding | None:
-    """Whether the token may do what the bot and this policy need; None if Slack does not say.
+def _scopes(who: AsyncSlackResponse, tiers: Sequence[Tier], filers: Collection[str]) -> Finding | None:
+    """Whether the token may do what the bot, this policy and FILERS need; None if Slack does not say.
 
     Format: https://api.slack.com/authentication/oauth-v2#check
     """
@@ -276,10 +279,12 @@ def _scopes(who: AsyncSlackResponse, tiers: Sequence[Tier]) -> Finding | None:
         return None
     scopes = {scope.strip() for scope in said.split(",")}
     needed = [*_SCOPES]
-    if groups_in(tiers):
+    if groups_in(tiers) or any(map(is_group, filers)):
         needed += _GROUP_SCOPES
     if any(tier.post_to != "channel" for tier in tiers):
         needed += _DIRECT_SCOPES
+    if any(is_address(name) for name in filers):
+        needed += _ADDRESS_SCOPES
     missing = [name for name in needed if name not in scopes]
     if missing:
         return Finding(what="Slack scopes", ok=False, found=f"{', '.join(missing)} missing", fix=FIXES["missing_scope"])
@@ -302,7 +307,7 @@ async def _groups(client: AsyncWebClient, settings: Settings, groups: Sequence[s
         return _refused("Slack user groups", settings, exc)
     missing = ", ".join(name for name in groups if name not in known)
     if missing:
-        fix = "correct the approvers, or make the group in Slack: until then it names nobody"
+        fix = "correct the approvers (or FILERS), or make the group in Slack: until then it names nobody"
         return Finding(what="Slack user groups", ok=False, found=f"Slack has no {missing}", fix=fix)
     return Finding(what="Slack user groups", ok=True, found=", ".join(groups))
 

@@ -63,7 +63,7 @@ class Door:
 
     async def act(self, press: Press, work: Work[T]) -> T:
         """The work, on a connection, as whoever pressed: the one place that says who they are."""
-        person = person_of(press, await self.own_team.keys())
+        person = await self.own_team.placed(person_of(press, await self.own_team.keys()))
         return await with_groups(
             self.own_team, person, lambda known: on_pool(self.pool, lambda conn: work(conn, known))
         )

@@ -15,6 +15,11 @@ class MayNotFile(FlowError):
     """Somebody in Slack who files no claims."""
 
 
+def is_address(name: str) -> bool:
+    """Whether it is a mail address, which takes a scope of its own to compare."""
+    return "@" in name and not is_group(name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Filers:
     """The full members of the team: all of them, or those whom `names` has, if that is not empty."""
@@ -32,7 +37,7 @@ class Filers:
     async def _names(self, person: Person) -> bool:
         if names_person(self.names, person):
             return True
-        if any("@" in name and not is_group(name) for name in self.names):
+        if any(map(is_address, self.names)):
             address = await self.own_team.address_of(person)
             if address and {address, f"mail:{address}"} & set(self.names):
                 return True

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import aiohttp
@@ -20,6 +20,7 @@ from slack_sdk.web.async_client import AsyncWebClient
 from bot.kit import as_dict, as_text
 from bot.people import MembershipUnknown, member_of, slack_person
 from bot.slack_api import FIXES, SEE_ERROR, read_error
+from flow.delegations import Delegation
 from flow.errors import BadInput, FlowError
 from flow.model import Person
 from flow.policy import Tier, is_group, is_member
@@ -51,9 +52,11 @@ class _Group:
 
 @dataclass(frozen=True, kw_only=True)
 class _Member:
-    """Somebody as Slack's directory has them: `teams` are the ids of their team and their grid."""
+    """Somebody as Slack's directory has them: `teams` are the ids of their teams and their grid."""
 
     team_id: str
+    # Empty outside of an Enterprise Grid.
+    grid_id: str
     teams: frozenset[str]
     is_full: bool
     # In small letters; empty where the app may not know it.
@@ -148,18 +151,33 @@ class OwnTeam:
 
         Raises BadInput, or FlowError if Slack does not say.
         """
-        team, _, user_id = name.removeprefix("slack:").rpartition("/")
-        if not is_member(user_id):
-            # Somebody outside of Slack.
-            return
         try:
-            async with asyncio.timeout(_ASK_TIMEOUT_S):
-                is_full = await self._is_full(user_id, team or None)
+            may = await self._may_stand_in(name)
         except _NO_ANSWER as exc:
             _say(exc)
-            raise FlowError(f"Slack did not say who {user_id} is: try again in a moment") from exc
-        if not is_full:
+            raise FlowError(f"Slack did not say who {name} is: try again in a moment") from exc
+        if not may:
             raise BadInput("the delegate", name, "only a full member of this workspace can decide for somebody else")
+
+    async def standing_in(self, stood_in: Collection[Delegation]) -> list[Delegation]:
+        """Those of them whose delegate would be let decide now, as far as Slack says so."""
+        found = []
+        for each in stood_in:
+            try:
+                if await self._may_stand_in(each.delegate):
+                    found.append(each)
+            except _NO_ANSWER as exc:
+                _say(exc)
+        return found
+
+    async def _may_stand_in(self, name: str) -> bool:
+        """Whether a person of this name is let decide for another. Raises what the client raises."""
+        team, _, user_id = name.removeprefix("slack:").rpartition("/")
+        if not is_member(user_id):
+            # Somebody outside of Slack, who is no guest of ours.
+            return True
+        async with asyncio.timeout(_ASK_TIMEOUT_S):
+            return await self._is_full(user_id, team or None)
 
     async def _is_full(self, user_id: str, team: str | None) -> bool:
         """Whether the member of this team (None: of ours) is a full one of ours. Raises what the client raises."""
@@ -170,20 +188,30 @@ class OwnTeam:
         return team is None or team in known.teams
 
     async def placed(self, person: Person) -> Person:
-        """Somebody whose team the payload did not name, as the member of ours whom Slack knows by this id; else as they
-        came, and nobody. Raises MembershipUnknown."""
+        """Somebody whose team the payload did not name, or who is of another one while the app is installed in a whole
+        grid, as the member of ours whom Slack has by this id; else as they came. Raises MembershipUnknown."""
         member = member_of(person)
         assert member is not None
-        _, user_id = member
+        team, user_id = member
         try:
             async with asyncio.timeout(_ASK_TIMEOUT_S):
-                known, keys = await self._member(user_id), await self.keys()
+                keys = await self.keys()
+                if team in keys or (team and not any(key.startswith("E") for key in keys)):
+                    return person
+                known = await self._member(user_id)
         except _NO_ANSWER as exc:
             _say(exc)
             raise MembershipUnknown from exc
-        if known is None or known.team_id not in keys:
+        if known is None or keys.isdisjoint({known.team_id, known.grid_id}):
             return person
-        return slack_person(user_id=user_id, name=person.name, team_id=known.team_id, enterprise_id=None, own_team=keys)
+        if team and team not in known.teams:
+            # The same id in another grid.
+            return person
+        own = team or known.team_id
+        ours = slack_person(
+            user_id=user_id, name=person.name, team_id=own, enterprise_id=known.grid_id or None, own_team={own}
+        )
+        return replace(person, key=ours.key, names=person.names | ours.names)
 
     async def _member(self, user_id: str) -> _Member | None:
         self._members = {key: kept for key, kept in self._members.items() if kept.is_fresh}
@@ -209,12 +237,13 @@ class OwnTeam:
                 return None
             raise
         grid = as_dict(user.get("enterprise_user"))
-        team_id = as_text(user.get("team_id"))
+        team_id, grid_id = as_text(user.get("team_id")), as_text(grid.get("enterprise_id"))
         # Whatever is not said is not so: a user without these words is one whom Slack does not know well.
         never = ("deleted", "is_bot", "is_restricted", "is_ultra_restricted")
         return _Member(
             team_id=team_id,
-            teams=frozenset(filter(None, (team_id, as_text(grid.get("enterprise_id")), *grid.get("teams", ())))),
+            grid_id=grid_id,
+            teams=frozenset(filter(None, (team_id, grid_id, *grid.get("teams", ())))),
             is_full=all(user.get(word) is False for word in never) and not user.get("is_stranger"),
             address=as_text(as_dict(user.get("profile")).get("email")).lower(),
         )

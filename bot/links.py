@@ -12,6 +12,7 @@ from aiohttp import web
 
 from bot.answers import Misfilled
 from bot.forms import Filled, Refused, typed_in, verdict_of
+from bot.outcomes import TAMPERED
 from bot.pool import on_pool
 from bot.site import Site, see_other
 from flow.approvals import approval_of
@@ -129,6 +130,8 @@ class _Links:
             raise Refused(410, "This link is no good", "It was revoked, is long over, or was copied in part.")
         if spent:
             return shown
+        if shown.approval.tampered:
+            raise Refused(409, "Not as it was asked", TAMPERED)
         if shown.link.used_at is not None:
             raise Refused(410, "This link was used", "A decision was made with it. It works once.")
         if shown.approval.status != "pending":

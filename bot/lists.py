@@ -30,6 +30,7 @@ from bot.kit import (
     page_button,
     safe,
 )
+from bot.outcomes import CHANGED
 from bot.questions import subject_of
 from flow.inbox import place_named, place_of
 from flow.model import Approval
@@ -133,6 +134,8 @@ def parse_turn(value: str) -> Turn | None:
 
 def about(approval: Approval) -> str:
     """What is asked, in a few words of anybody's: "250.00 USD to ACME"."""
+    if approval.tampered:
+        return CHANGED
     question = _question(approval)
     if question is None:
         return "a request that cannot be read"
@@ -182,7 +185,7 @@ def waiting_row(approval: Approval, *, place: str, public_url: str | None, turn:
 
 def approval_row(approval: Approval, *, place: str, turn: str | None = None) -> Block:
     """A request to look at. `turn` is the page that it is on, of a list that can be replaced."""
-    text = f"{_MARKS.get(approval.status, '•')} {_headline(approval)} · {_outcome(approval)}\n{_by(approval)}"
+    text = f"{_mark(approval)} {_headline(approval)} · {_outcome(approval)}\n{_by(approval)}"
     return _row(text, f"{place}-{approval.interrupt_id}", approval, turn)
 
 
@@ -191,15 +194,24 @@ def story_row(story: Story, *, place: str, turn: str | None = None) -> Block:
     thread, approval = story.thread, story.approval
     what = safe(_filed(story), _NAME * 2)
     status = thread.status
-    if approval is not None and approval.status == "pending" and status == "waiting":
+    if approval is not None and approval.tampered:
+        status = "nobody can decide it"
+    elif approval is not None and approval.status == "pending" and status == "waiting":
         status = f"waiting for {safe(approval.tier, _NAME)} ({approval.approvals_given} of {approval.required})"
     elif approval is not None and (approval.settled_by is not None or approval.status not in ("pending", status)):
         status += f", {_outcome(approval)}"
-    text = f"{_MARKS.get(thread.status, '⚠️')} *{what}* · {status}\nthread {thread.thread_id} · {ago(thread.created_at)}"
+    mark = _mark(approval) if approval is not None and approval.tampered else _MARKS.get(thread.status, "⚠️")
+    text = f"{mark} *{what}* · {status}\nthread {thread.thread_id} · {ago(thread.created_at)}"
     return _row(text, f"{place}-{approval.interrupt_id if approval else thread.thread_id}", approval, turn)
 
 
+def _mark(approval: Approval) -> str:
+    return "⛔" if approval.tampered else _MARKS.get(approval.status, "•")
+
+
 def _filed(story: Story) -> str:
+    if story.approval is not None and story.approval.tampered:
+        return CHANGED
     try:
         return f"{story.title} to {story.payee}" if story.payee else story.title
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -219,6 +231,8 @@ def _headline(approval: Approval) -> str:
 
 
 def _by(approval: Approval) -> str:
+    if approval.tampered:
+        return f"thread {approval.thread_id} · asked {ago(approval.requested_at)}"
     asked = f"asked by {mention(approval.requested_by, _NAME)} {ago(approval.requested_at)}"
     return f"{safe(approval.tier, _NAME)} · {asked} · thread {approval.thread_id}"
 
@@ -227,6 +241,8 @@ def _outcome(approval: Approval) -> str:
     by = approval.settled_by
     if by is not None:
         return f"{approval.status} by {safe(by.who, _NAME)}"
+    if approval.tampered:
+        return "nobody can decide it"
     if approval.status == "pending":
         return f"{approval.approvals_given} of {approval.required} approvals"
     return approval.status

@@ -146,7 +146,8 @@ class _SlackLogin:
             raise LoginRefused(f"no token for the code ({str(given.get('error'))[:80]!a})")
         keys = await self._json("GET", "/openid/connect/keys")
         claims = read_token(given["id_token"], keys, self._provider, nonce=nonce, now=time.time())
-        return person_of(claims, await self._own_team())
+        person = person_of(claims, await self._own_team())
+        return await self._site.own_team.placed(person) if self._site.own_team else person
 
     async def _json(self, method: str, path: str, **more: Any) -> dict[str, Any]:
         timeout = aiohttp.ClientTimeout(total=_CALL_TIMEOUT_S)

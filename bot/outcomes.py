@@ -35,14 +35,15 @@ _TROUBLES = {
 }
 
 
-TAMPERED = "This request was changed outside of the bot: nobody can decide it."
+CHANGED = "changed outside of the bot"
+TAMPERED = f"This request was {CHANGED}: nobody can decide it."
 
 
 def title_of(approval: Approval, thread: Thread) -> str:
     """Where it is, in a word or two."""
     if approval.status == "pending":
-        if not approval.whole:
-            return "⛔ Changed outside of the bot"
+        if approval.tampered:
+            return f"⛔ {CHANGED.capitalize()}"
         # A name that somebody gave says who is asked, the only tier's does not.
         who = "" if approval.tier == UNNAMED else f" from {safe(approval.tier, _NAME)}"
         step = f", step {approval.step} of {approval.steps}" if approval.step else ""
@@ -70,7 +71,7 @@ def progress_lines(approval: Approval) -> list[str]:
     """How far a pending one is: who has approved, where it takes more than one, and who else is asked by now."""
     if approval.status != "pending":
         return []
-    if not approval.whole:
+    if approval.tampered:
         return [TAMPERED]
     lines = []
     if approval.required > 1:

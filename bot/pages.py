@@ -21,6 +21,7 @@ from aiohttp import web
 from bot.answers import Misfilled, sentence
 from bot.forms import Filled, Form, Refused, hash_of, reason_of, verdict_of
 from bot.live import Live, stream
+from bot.outcomes import TAMPERED
 from bot.people import MembershipUnknown, for_lists, unknown_kept, with_groups
 from bot.pool import on_pool
 from bot.shapes import ApprovalStatus
@@ -142,6 +143,10 @@ class _Inbox:
 
         person = await self._with_groups(session.person)
         approval, story, trace, mine = await self._as(person, look)
+        if approval.tampered:
+            return self._site.page(
+                "tampered.html", session=session, approval=approval, thread=story.thread, mine=mine, text=TAMPERED
+            )
         return self._site.page(
             "approval.html",
             status=422 if filled.errors else 200,
@@ -190,7 +195,7 @@ class _Inbox:
             )
 
         try:
-            await self._as(session.person, change)
+            await self._decide_as(session.person, interrupt_id, request_hash, change)
         except BadInput as exc:
             filled = Filled(amount=amount, reason=reason, errors={"amount": sentence(exc)})
             return await self._one(session, interrupt_id, filled)
@@ -318,7 +323,7 @@ async def _rows(conn: Connection, found: Sequence[Approval], person: Person) -> 
         Row(
             approval=each,
             thread=threads[each.thread_id],
-            open=question_of(each.request).can_approve and waits_for(each, person, datetime.now(UTC)),
+            open=waits_for(each, person, datetime.now(UTC)) and question_of(each.request).can_approve,
         )
         for each in found
     ]
@@ -328,6 +333,8 @@ def _why_not(approval: Approval, person: Person) -> str | None:
     """Why this person cannot decide this approval now, in words; None if they can."""
     if approval.status != "pending":
         return f"This request is {approval.status}."
+    if approval.tampered:
+        return TAMPERED
     if approval.expires_at is not None and approval.expires_at <= datetime.now(UTC) and not escalates(approval):
         return "The time for a decision is over."
     try:

@@ -35,11 +35,16 @@ class MembershipUnknown(FlowError):
 def slack_person(
     *, user_id: str, name: str, team_id: str, enterprise_id: str | None, own_team: Collection[str]
 ) -> Person:
-    """The member of a team. The same member id in another team is another person, whom a bare id does not name."""
-    keys = {f"slack:{team}/{user_id}" for team in (team_id, enterprise_id) if team}
-    # In a shared channel the enterprise is ours and the person may not be: only their own team counts.
-    names = keys | ({user_id} if (team_id or enterprise_id) in own_team else set())
-    return Person(key=f"slack:{team_id or enterprise_id or ''}/{user_id}", name=name, names=frozenset(names))
+    """The member of a team. The same member id in another team is another person, whom a bare id does not name.
+
+    `enterprise_id` is only the payload's word. In a shared channel it is ours, and the person may not be: it counts for
+    members of our own team alone. For others Slack's directory is asked: see `OwnTeam.placed`.
+    """
+    key = f"slack:{team_id}/{user_id}"
+    names = {key} if team_id else set()
+    if team_id in own_team:
+        names |= {user_id} | ({f"slack:{enterprise_id}/{user_id}"} if enterprise_id else set())
+    return Person(key=key, name=name, names=frozenset(names))
 
 
 def member_of(person: Person) -> tuple[str, str] | None:
@@ -62,16 +67,14 @@ async def with_groups(own_team: OwnTeam | None, person: Person, work: Callable[[
         return await work(person)
     if own_team is None:
         return await work(replace(person, full_member=False))
-    if not member[0]:
-        person = await own_team.placed(person)
-    # Who has just not been told of their groups does not ask again: there may be fifty requests to decide.
-    unsaid = not person.groups_known
+    # Of whom Slack has just not said it, it is not asked again: there may be fifty requests to decide.
+    unsaid, member_unsaid = not person.groups_known, person.full_member is None
     known = replace(person, groups_known=False, full_member=None)
     while True:
         try:
             return await work(known)
         except GroupsUnknown as exc:
-            if unsaid:
+            if unsaid or (member_unsaid and not exc.groups):
                 raise MembershipUnknown(exc.groups) from exc
             groups = exc.groups
         if groups:
@@ -150,6 +153,7 @@ def as_named_here(approval: Approval, own_team: Collection[str]) -> Approval:
         approvers=tuple(dict.fromkeys(map(here, approval.approvers))),
         escalate_to=tuple(dict.fromkeys(map(here, approval.escalate_to))),
         changed_by=approval.changed_by and here(approval.changed_by),
+        changed_for=approval.changed_for and here(approval.changed_for),
     )
 
 

@@ -38,12 +38,14 @@ class Places:
         channel = approval.channel or OWN_CHANNEL
         if approval.post_to == "channel":
             return [channel]
-        members = _members(asked_of(approval, stood_in, await self._team.keys()))
+        may = await self._team.standing_in(stood_in)
+        members = _members(asked_of(approval, may, await self._team.keys()))
         return members if approval.post_to == "direct" else [channel, *members]
 
     async def missing(self, approval: Approval, stood_in: Collection[Delegation]) -> tuple[list[Asked], dict[str, str]]:
         """Whose votes are missing, and the ids of user groups among them by their handles."""
-        missing = missing_of(approval, stood_in, await self._team.keys())
+        may = await self._team.standing_in(stood_in)
+        missing = missing_of(approval, may, await self._team.keys())
         return missing, await self._team.group_ids([each.name for each in missing])
 
     async def requester_of(self, approval: Approval) -> str | None:

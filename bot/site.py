@@ -26,6 +26,7 @@ from bot.bodies import read_at_most
 from bot.forms import Form, Refused
 from bot.groups import OwnTeam
 from bot.limits import Limit, caller_of
+from bot.outcomes import CHANGED
 from bot.pool import Pool, on_pool
 from bot.problems import problem_of
 from flow.database import AWAY, Connection
@@ -334,6 +335,7 @@ def build_templates() -> Environment:
     environment.globals["steps"] = STEPS
     environment.globals["static"] = lambda name: f"/static/{name}?v={versions[name]}"
     environment.filters |= {"seen": seen, "money": money, "utc": _utc, "state": state_of, "about": about}
+    environment.filters |= {"amount": amount_of, "name": name_of}
     environment.filters |= {
         "question": question_of,
         "subject": subject_of,
@@ -366,14 +368,28 @@ def subject_of(request: dict[str, Any]) -> str:
     return f"{question.title}: {money(request)}" if question.amount else question.title
 
 
+def amount_of(approval: Approval) -> str:
+    """What a list has for an amount."""
+    return CHANGED if approval.tampered else money(approval.request)
+
+
+def name_of(approval: Approval) -> str:
+    """The same where a line is all there is."""
+    return CHANGED if approval.tampered else subject_of(approval.request)
+
+
 def about(approval: Approval) -> str:
     """What stands beside the amount in a list."""
+    if approval.tampered:
+        return approval.thread_id
     question = question_of(approval.request)
     return (question.payee or approval.thread_id) if question.kind == "claim" else question.title
 
 
 def state_of(approval: Approval, thread: Thread) -> tuple[str, str]:
     """Where a request is, in a word for people, and the tone to say it in."""
+    if approval.tampered:
+        return CHANGED.capitalize(), "bad"
     if approval.status == "pending":
         return "Waiting", "waiting"
     if approval.status == "approved":

@@ -286,7 +286,8 @@ async def refusals_kept(
 ) -> AsyncIterator[None]:
     """Whoever is refused is kept in the audit log, after what they began was rolled back.
 
-    The first who is about to decide a request that was changed past us has the operators told.
+    Who is about to decide a request that was changed past us has the operators told, if that was not seen before: the
+    database itself sees it, unless whoever did it has turned that off.
     """
     try:
         yield
@@ -299,7 +300,7 @@ async def refusals_kept(
             kinds: list[audit.AuditKind] = ["approval.refused"]
             if isinstance(exc, Tampered) and not await audit.has(conn, approval, "approval.tampered"):
                 kinds.append("approval.tampered")
-                await notices.raise_alarm(conn, approval.thread_id)
+                await notices.raise_alarm(conn, approval.thread_id, tampered=interrupt_id)
             await audit.record(
                 conn,
                 *kinds,
@@ -311,29 +312,6 @@ async def refusals_kept(
                 data={"name": person.name, "why": str(exc), "status": approval.status},
             )
         raise
-
-
-async def note_tampered(conn: Connection, approval: Approval) -> Approval:
-    """It was changed past us, and somebody has seen it: once, the operators are told, and the audit log keeps it.
-
-    The approval as it is by then: it may be whole again.
-    """
-    async with conn.transaction():
-        approval = await approval_of(conn, approval.interrupt_id, lock=True)
-        if approval.whole or approval.status != "pending" or await audit.has(conn, approval, "approval.tampered"):
-            return approval
-        await notices.raise_alarm(conn, approval.thread_id)
-        await audit.record(
-            conn,
-            "approval.tampered",
-            who="clock",
-            door="clock",
-            thread_id=approval.thread_id,
-            interrupt_id=approval.interrupt_id,
-            shown=approval.request_hash,
-            data={"status": approval.status},
-        )
-        return approval
 
 
 async def check_decidable(
@@ -358,9 +336,10 @@ async def _checked(conn: Connection, approval: Approval, person: Person, request
 
 
 async def _standing(conn: Connection, approval: Approval, person: Person) -> Standing:
-    """As whom they decide. Those who are away are looked for only if they matter."""
+    """As whom they decide. Those who are away are looked for only if they matter, and now: whom the person stood in for
+    when their page was opened may be back."""
     try:
-        return check_person(approval, person)
+        return check_person(approval, replace(person, acts_for=()))
     except GroupsUnknown:
         raise
     except NotAllowed as exc:

@@ -62,6 +62,8 @@ async def change_amount(
             return approval
         standing = await check_decidable(conn, approval, person, request_hash=request_hash)
         if wanted == claim.amount:
+            if before := await _proposed(conn, approval, changed, person):
+                return before
             raise BadInput("amount", amount, "it is what is asked for already")
         absent = standing.absent.key if standing.absent else None
         change = Change(to=changed, by=person.key, why=reason, door=door, for_whom=absent)
@@ -71,6 +73,13 @@ async def change_amount(
             (Jsonb(changed), _raised_by(approval, thread.input, wanted, person, standing), thread.thread_id),
         )
         return superseded
+
+
+async def _proposed(conn: Connection, approval: Approval, changed: dict[str, str], person: Person) -> Approval | None:
+    """The request in whose place this one stands, if this person has asked for just that."""
+    asked = (await approvals_of(conn, [approval.thread_id]))[approval.thread_id]
+    by_them = (each for each in reversed(asked) if (each.changed_to, each.changed_by) == (changed, person.key))
+    return next(by_them, None)
 
 
 @dataclass(frozen=True, kw_only=True)

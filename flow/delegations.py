@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time, timedelta, tzinfo
 
-from flow import audit
+from flow import audit, notices
 from flow.database import Connection, ring
 from flow.errors import BadInput
 from flow.model import Absent, Person
@@ -61,6 +61,7 @@ async def away(conn: Connection, person: Person, *, to: str, until: datetime, ma
     )
     row = await rows.fetchone()
     assert row is not None
+    await notices.change_direct_cards(conn, names)
     data = {"delegate": to, "until": until.isoformat()}
     await audit.record(
         conn, "delegation.made", who=made_by, door=audit.door_of(made_by), for_whom=person.key, data=data

@@ -29,6 +29,9 @@ View = Literal["mine", "all", "history"]
 # As far as what waits for one person is counted: more is too many, whatever the number.
 MOST_COUNTED = 100
 
+# As many of everybody's newest rows are looked at before the indexes of names are.
+MOST_OF_EVERYBODY = 500
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -61,7 +64,7 @@ def may_see(approval: Approval, person: Person, viewers: Collection[str]) -> boo
 def waits_for(approval: Approval, person: Person, now: datetime) -> bool:
     """Whether this person's vote is still missing, and would be taken. The view `mine` says the same in SQL."""
     over = approval.expires_at is not None and approval.expires_at <= now and not escalates(approval)
-    if approval.status != "pending" or over:
+    if not approval.is_open or over:
         return False
     try:
         standing = check_person(approval, person)
@@ -107,13 +110,6 @@ async def find(
     """The approvals that this person sees and looks for, newest first; those after `before`."""
     seen, page = _seen(person, viewers), newest(("requested_at", "interrupt_id"), before)
     where = sql.SQL(" AND ").join([_view(search.view, person), *seen, page.where, *_conditions(search)])
-    if seen:
-        # By the indexes of names, and sorted then: along the index of times the database would read everybody's, for
-        # whoever has little. OFFSET 0 keeps it from that.
-        where = sql.SQL(
-            "interrupt_id = ANY(ARRAY(SELECT interrupt_id FROM (SELECT interrupt_id, requested_at FROM approvals"
-            " WHERE {} OFFSET 0) AS own ORDER BY requested_at DESC, interrupt_id LIMIT %(limit)s))"
-        ).format(where)
     values = _person_values(person) | {
         "wanted": search.status,
         "at_least": search.at_least,
@@ -124,7 +120,18 @@ async def find(
         "thread": search.thread,
         "words": search.words,
     }
-    return await latest_approvals(conn, status=None, limit=limit, before=before, only=Page(where=where, values=values))
+
+    async def read(where: sql.Composable) -> list[Approval]:
+        return await latest_approvals(
+            conn, status=None, limit=limit, before=before, only=Page(where=where, values=values)
+        )
+
+    if not seen:
+        return await read(where)
+    # Whoever is on many rows is on most of the newest. Whoever has little is not: along the index of times the database
+    # would read everybody's for them, so theirs are found by the indexes of names, and sorted then.
+    found = await read(_NEWEST_FIRST.format(_IN_VIEW[search.view], page.where, where))
+    return found if len(found) == limit else await read(_NAMES_FIRST.format(where))
 
 
 async def count_mine(conn: Connection, person: Person) -> int:
@@ -164,6 +171,22 @@ async def find_threads(
 
 
 # The conditions in SQL
+
+# What keeps each view to an index of its own, along which it is read.
+_IN_VIEW: dict[View, sql.SQL] = {
+    "mine": sql.SQL("status = 'pending'"),
+    "history": sql.SQL("status <> 'pending'"),
+    "all": sql.SQL("true"),
+}
+_NEWEST_FIRST = sql.SQL(
+    "interrupt_id = ANY(ARRAY(SELECT interrupt_id FROM approvals WHERE {} AND {}"
+    f" ORDER BY requested_at DESC, interrupt_id LIMIT {MOST_OF_EVERYBODY})) AND {{}}"
+)
+# OFFSET 0 keeps the database from the index of times.
+_NAMES_FIRST = sql.SQL(
+    "interrupt_id = ANY(ARRAY(SELECT interrupt_id FROM (SELECT interrupt_id, requested_at FROM approvals WHERE {}"
+    " OFFSET 0) AS own ORDER BY requested_at DESC, interrupt_id LIMIT %(limit)s))"
+)
 
 _REQUESTED = sql.SQL("lower(approvals.requested_by) = ANY(%(lowered)s)")
 _NAMED = sql.SQL("approvers && %(names)s::text[]")
@@ -206,6 +229,7 @@ def _mine(person: Person) -> sql.Composable:
         "approvals.status = 'pending' AND approvers && %(any_names)s::text[]"
         " AND (expires_at IS NULL OR expires_at > clock_timestamp()"
         " OR (on_expiry = 'escalate' AND escalated_at IS NULL)) AND CASE {} ELSE false END"
+        " AND fingerprint = approval_fingerprint(approvals)"
     ).format(sql.SQL(" ").join([own, *unknown, *lent]))
 
 

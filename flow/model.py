@@ -195,6 +195,16 @@ class Approval:
     decisions: tuple[Decision, ...] = ()
 
     @property
+    def is_open(self) -> bool:
+        """Whether it waits for a decision as it was asked for."""
+        return self.status == "pending" and self.whole
+
+    @property
+    def tampered(self) -> bool:
+        """Whether what waits is not what was asked for: nobody can decide it, and nobody should believe it."""
+        return self.status == "pending" and not self.whole
+
+    @property
     def settled_by(self) -> Decision | None:
         """The decision that settled it: a rejection if there is one, else the last approval."""
         if self.status not in ("approved", "rejected"):

@@ -9,6 +9,7 @@ outcome only where the attempt is still its own.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -33,14 +34,18 @@ OWN_CHANNEL = ""
 # New messages go out at one a second and channel; changes of posted ones need not wait behind them, nor alarms.
 Lane = Literal["posts", "changes", "alarms"]
 
+# A card a second goes out: what one person does keeps the others' waiting for a few minutes at most.
+MOST_CHANGED = 200
+
 # Longer than a delivery can take (two calls of 10 s), short enough that a dead deliverer is not missed for long.
 LEASE_S = 30.0
 
 
-_IN_LANE: dict[Lane, str] = {
-    "posts": "kind <> 'alarm' AND NOT (kind = 'card' AND version > 1)",
-    "changes": "kind = 'card' AND version > 1",
-    "alarms": "kind = 'alarm'",
+# The queues of each lane, as `notice_lane` has them in SQL: what waits in the first goes before all of the second.
+_QUEUES: dict[Lane, tuple[str, ...]] = {
+    "posts": ("posts", "reminders"),
+    "changes": ("changes",),
+    "alarms": ("alarms",),
 }
 
 # One more version to show: now, or after the delivery that is under way.
@@ -92,6 +97,18 @@ async def change_cards(conn: Connection, thread_id: str) -> None:
     await ring(conn)
 
 
+async def change_direct_cards(conn: Connection, names: Collection[str]) -> None:
+    """The same for what waits and is shown in direct messages to those whom it lists by one of these names: another is
+    to read it, too. Of more than MOST_CHANGED the oldest: whoever reads has a list of the rest."""
+    await conn.execute(
+        f"UPDATE notices n {_DUE_AGAIN} WHERE kind = 'card' AND interrupt_id IN (SELECT interrupt_id FROM approvals"
+        " WHERE status = 'pending' AND post_to <> 'channel' AND approvers && %s::text[]"
+        " ORDER BY requested_at LIMIT %s)",
+        (list(names), MOST_CHANGED),
+    )
+    await ring(conn)
+
+
 async def post_reply(conn: Connection, interrupt_id: str, thread_id: str) -> None:
     """The outcome must be said below the card; a later outcome (of a thread that was stuck) once more."""
     await _say_below(conn, "reply", interrupt_id, thread_id)
@@ -111,12 +128,16 @@ async def _say_below(conn: Connection, kind: str, interrupt_id: str, thread_id: 
     await ring(conn)
 
 
-async def raise_alarm(conn: Connection, thread_id: str) -> None:
-    """The operators must be told that this thread needs them; of a later trouble once more."""
+async def raise_alarm(conn: Connection, thread_id: str, *, tampered: str | None = None) -> None:
+    """The operators must be told that this thread needs them; of a later trouble once more.
+
+    `tampered`: a request of it that was changed past us, which they are told even if it is whole again by then.
+    """
     await conn.execute(
-        "INSERT INTO notices AS n (kind, thread_id) VALUES ('alarm', %s)"
-        f" ON CONFLICT (thread_id) WHERE kind = 'alarm' DO UPDATE {_DUE_AGAIN}",
-        (thread_id,),
+        "INSERT INTO notices AS n (kind, thread_id, reasons) VALUES ('alarm', %s, %s)"
+        f" ON CONFLICT (thread_id) WHERE kind = 'alarm' DO UPDATE {_DUE_AGAIN},"
+        " reasons = n.reasons || EXCLUDED.reasons",
+        (thread_id, [tampered] if tampered else []),
     )
     await ring(conn)
 
@@ -126,20 +147,20 @@ async def lease(conn: Connection, lane: Lane) -> Notice | None:
 
     A lease that ran out leaves it open whether the outside was told: the next one is `ambiguous`.
     """
-    row = await (
-        await conn.execute(
-            "WITH next AS (SELECT id, status FROM notices WHERE due_at <= clock_timestamp()"
-            f" AND {_IN_LANE[lane]}"
-            # A morning's reminders keep no card waiting.
-            " ORDER BY kind = 'reminder', due_at LIMIT 1 FOR UPDATE SKIP LOCKED)"
+    for queue in _QUEUES[lane]:
+        rows = await conn.execute(
+            # No clock_timestamp() in the condition: the index could not be asked for it.
+            "WITH next AS (SELECT id, status FROM notices WHERE notice_lane(kind, version) = %s"
+            " AND due_at <= statement_timestamp() ORDER BY due_at LIMIT 1 FOR UPDATE SKIP LOCKED)"
             " UPDATE notices n SET status = 'sending', attempt = n.attempt + 1,"
             " due_at = clock_timestamp() + %s * interval '1 second',"
             " ambiguous = n.ambiguous OR next.status = 'sending' FROM next WHERE n.id = next.id"
             " RETURNING n.id, n.kind, n.interrupt_id, n.thread_id, n.version, n.attempt, n.ambiguous",
-            (LEASE_S,),
+            (queue, LEASE_S),
         )
-    ).fetchone()
-    return Notice(**row) if row else None
+        if row := await rows.fetchone():
+            return Notice(**row)
+    return None
 
 
 async def renew(conn: Connection, notice: Notice) -> bool:
@@ -158,6 +179,7 @@ async def mark_sent(conn: Connection, notice: Notice) -> None:
         "UPDATE notices SET status = CASE WHEN version = %(version)s THEN 'sent' ELSE 'pending' END,"
         " due_at = CASE WHEN version = %(version)s THEN NULL ELSE clock_timestamp() END,"
         " waits_since = clock_timestamp(),"
+        " reasons = CASE WHEN version = %(version)s THEN '{}' ELSE reasons END,"
         " ambiguous = false, error = NULL WHERE id = %(id)s AND attempt = %(attempt)s AND status = 'sending'",
         {"version": notice.version, "id": notice.id, "attempt": notice.attempt},
     )
@@ -198,15 +220,18 @@ async def mark_failed(conn: Connection, notice: Notice, error: str) -> None:
 
 
 async def failures_of(conn: Connection, thread_id: str) -> list[tuple[str, str]]:
-    """Kind and error of what the outside refuses to show of this thread."""
+    """Kind and error of what the outside refuses to show of this thread; and ids of its requests that are changed past
+    us (`tampered`), or were, which its alarm has not said yet (`mended`)."""
     rows = await conn.execute(
         "SELECT kind, error FROM (SELECT kind, error, id FROM notices"
         " WHERE thread_id = %(id)s AND status = 'failed' AND kind <> 'alarm'"
         " UNION ALL SELECT 'mail', substr(l.person, 6) || ': ' || l.mail_error, l.id"
         " FROM links l JOIN approvals a USING (interrupt_id) WHERE a.thread_id = %(id)s AND a.status = 'pending'"
         " AND l.mail_due_at IS NULL AND l.mail_error IS NOT NULL AND l.used_at IS NULL AND l.revoked_at IS NULL"
-        " UNION ALL SELECT 'tampered', interrupt_id, 0 FROM approvals a WHERE thread_id = %(id)s"
-        " AND status = 'pending' AND fingerprint <> approval_fingerprint(a))"
+        " UNION ALL SELECT CASE WHEN tampered THEN 'tampered' ELSE 'mended' END, interrupt_id, 0 FROM"
+        " (SELECT interrupt_id, status = 'pending' AND fingerprint IS DISTINCT FROM approval_fingerprint(a) AS tampered"
+        " FROM approvals a WHERE thread_id = %(id)s) asked WHERE tampered OR interrupt_id IN"
+        " (SELECT unnest(reasons) FROM notices WHERE thread_id = %(id)s AND kind = 'alarm'))"
         " refused ORDER BY kind, id",
         {"id": thread_id},
     )

@@ -72,5 +72,6 @@ async def mend_table(conn: Connection) -> None:
 
 async def rewrite(conn: Connection, change: LiteralString, *values: object) -> None:
     """Change what all approvals say, as only we do: their fingerprints are those of what they say then."""
-    await conn.execute(f"UPDATE approvals SET {change}", values)
-    await conn.execute(RENEW_FINGERPRINTS)
+    async with conn.transaction():
+        await conn.execute(f"UPDATE approvals SET {change}", values)
+        await conn.execute(RENEW_FINGERPRINTS)

@@ -57,7 +57,7 @@ async def test_away_lets_somebody_decide_until_the_end_of_that_day_where_i_am(
     )
     assert (row["person"], row["delegate"], row["made_by"]) == (ALICE.key, "U02BOB", ALICE.key)
     assert (row["until"].isoweekday(), f"{row['until']:%H:%M:%S}") == (5, "23:59:59")
-    assert said.startswith("🌴 <@U02BOB> decides for you until <!date^") and said.endswith("(America/New_York time).")
+    assert said.startswith("🌴 <@U02BOB> decides for you until <!date^") and "(America/New_York time): whatever" in said
 
 
 @pytest.mark.parametrize("zone", [None, "", "Middle/Earth", "../etc/passwd"])
@@ -66,7 +66,7 @@ async def test_whose_zone_slack_does_not_say_in_time_is_at_utc(
 ) -> None:
     if zone is not None:
         alice.slack.zones["U01ALICE"] = zone
-    assert (await alice.command("away <@U02BOB> until tomorrow"))["text"].endswith("(UTC time).")
+    assert "(UTC time): whatever lists you" in (await alice.command("away <@U02BOB> until tomorrow"))["text"]
     assert f"{await value(conn, 'SELECT until FROM delegations'):%H:%M}" == "23:59"
 
 
@@ -120,7 +120,7 @@ async def test_that_a_delegate_could_not_be_told_is_logged(
     assert "decides for you" in (await alice.command("away <@U02BOB> until tomorrow"))["text"]
 
     async def logged() -> bool:
-        return "U02BOB was not told whom they decide for (messages_tab_disabled): turn the app's" in caplog.text
+        return "U02BOB was not told whom they decide for: messages_tab_disabled: turn the app's" in caplog.text
 
     await until(logged)
     assert [each.delegate for each in await current(conn)] == ["U02BOB"]
@@ -141,7 +141,14 @@ async def test_a_guest_a_bot_and_an_outsider_is_refused_as_a_delegate(
         assert (refused.code, "only a full member" in refused.err) == (2, True)
         assert await all_rows(conn, "SELECT * FROM delegations") == []
         alice.slack.kinds["U02BOB"] = {}
-        assert (await terminal.run_meanwhile(*command)).code == 0
+        made = await terminal.run_meanwhile(*command)
+        assert (made.code, made.err) == (0, "")
+        [told] = [each["text"] for each in alice.slack.messages.values() if each["channel"] == "U02BOB"]
+        assert told.startswith("🌴 <@U01ALICE> is away, and you decide for them until <!date^")
+        alice.slack.refuses["U02BOB"] = "messages_tab_disabled"
+        made = await terminal.run_meanwhile(*command)
+        assert made.code == 0
+        assert made.err.startswith("U02BOB was not told (messages_tab_disabled: turn the app's")
     assert [each.delegate for each in await current(conn)] == ["U02BOB"]
 
 
@@ -198,7 +205,10 @@ async def test_lists_counts_and_decisions_agree_for_everybody_and_their_delegate
                 await end(conn, person, by=person.key)
         for person, delegate in delegations:
             await stand_in(conn, person, delegate)
+        # Somebody has put in whoever reads, and nobody can decide it.
+        await conn.execute("UPDATE approvals SET approvers = approvers || '{U01ALICE,U02BOB}' WHERE thread_id = 't05'")
         approvals = [await approval_of(conn, each) for each in ids]
+        assert [each.thread_id for each in approvals if each.tampered] == ["t05"]
         for person in _people():
             await _check_agreement(conn, approvals, person)
         # Some have voted by then.
@@ -313,6 +323,7 @@ def test_the_command_line_says_who_decides_for_whom(database_url: str, tmp_path:
     made = terminal.run("away", "--as", "alice@example.com", "--to", "Bob@Example.com", "--until", "3 days", "--json")
     said = json.loads(made.out)
     assert (made.code, said["person"], said["to"]) == (0, "mail:alice@example.com", "bob@example.com")
+    assert made.err == "bob@example.com was not told (Slack is off): tell them yourself\n"
     assert said["made_by"].startswith("cli:") and datetime.fromisoformat(said["until"]) > datetime.now(UTC)
     assert json.loads(terminal.run("away", "--json").out) == [said]
     assert re.fullmatch(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bot.outcomes import superseded_line
+from bot.people import as_named_here
 from flow.approvals import approval_of, approvals_of, decide
 from flow.changes import change_amount, refresh
 from flow.database import Connection
@@ -27,7 +28,7 @@ from flow.trace import trace_of
 from tests.api_door import Program, api_in_process, token
 from tests.command import Terminal
 from tests.driving import money, run
-from tests.people import ALICE, BOB, CAROL, EVE, NO, POLICY, YES, ask, start_claim
+from tests.people import ALICE, ANN, BOB, CAROL, EVE, NO, POLICY, YES, ask, start_claim
 from tests.rows import all_rows, one_row, value
 
 MANAGER = Tier(name="manager", approvers=("U01ALICE", "U02BOB"))
@@ -148,6 +149,29 @@ async def test_whoever_raises_an_amount_does_not_decide_it(conn: Connection, flo
     await decide(conn, (await newest(conn)).interrupt_id, ALICE, YES)
     assert await run(conn, flows) == "over"
     assert await money(conn) == [("t1", "250.00", "USD", "ACME")]
+
+
+async def test_the_same_change_of_the_request_that_it_made_is_none(conn: Connection, flows: Flows) -> None:
+    first = await waiting(conn, flows)
+    await change_amount(conn, first.interrupt_id, ANN, amount="300", door="cli", request_hash=None)
+    await drive(conn, "t1", flows=flows, policy=POLICY)
+    [second] = [each for each in (await approvals_of(conn, ["t1"]))["t1"] if each.status == "pending"]
+    again = await change_amount(conn, second.interrupt_id, ANN, amount="300.00", door="cli", request_hash=None)
+    assert again.interrupt_id == first.interrupt_id
+    assert (await approval_of(conn, second.interrupt_id)).status == "pending"
+    # Whoever has not asked for it is told so.
+    with pytest.raises(BadInput, match="asked for already"):
+        await change_amount(conn, second.interrupt_id, BOB, amount="300", door="slack", request_hash=None)
+
+
+def test_a_change_at_the_command_line_may_be_typed_again(database_url: str, tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path, DATABASE_URL=database_url, APPROVERS="U01ALICE")
+    assert terminal.run("start", "--thread", "t1", "--amount", "250").code == 0
+    for amount in ("300", "300", "300.00", "400", "300"):
+        done = terminal.run("change", "--thread", "t1", "--amount", amount)
+        assert (done.code, done.err) == (0, ""), done
+        assert done.out.startswith(f"t1: {amount.removesuffix('.00')}.00 USD is waiting"), done.out
+    assert len([row for row in terminal.run("audit", "--thread", "t1").out.splitlines() if "changed" in row]) == 3
 
 
 async def test_the_same_change_twice_is_one(conn: Connection, flows: Flows) -> None:
@@ -391,7 +415,8 @@ async def test_a_delegate_who_changes_it_is_named_with_the_one_who_is_away(conn:
             {"amount": "200.00"}, EVE.key, ALICE.key
         )  # fmt: skip
     both = f"{EVE.key} for {ALICE.key}"
-    assert superseded_line(superseded).startswith("Superseded: <@U66EVE> for <@U01ALICE> asks for 200.00 USD")
+    shown_here = as_named_here(superseded, {"T01TEST"})
+    assert superseded_line(shown_here).startswith("Superseded: <@U66EVE> for <@U01ALICE> asks for 200.00 USD")
     with pytest.raises(AlreadyDecided, match=f"superseded by {both}"):
         await decide(conn, first.interrupt_id, BOB, YES)
     [story] = await stories_of(conn, [await thread_of(conn, "t1")])
@@ -452,7 +477,7 @@ def test_the_command_line_asks_for_another_amount(tmp_path: Path, database_url: 
     changed = terminal.run("change", "--thread", "t1", "--amount", "200", "--reason", "two chairs", "--json").json
     assert (changed["status"], changed["amount"], changed["approval"]["status"]) == ("waiting", "200.00", "pending")
     again = terminal.run("change", "--thread", "t1", "--amount", "200")
-    assert (again.code, "--interrupt" in again.err) == (1, True)
+    assert (again.code, again.out.startswith("t1: 200.00 USD is waiting")) == (0, True)
     named = "--interrupt", changed["approval"]["interrupt_id"]
     for _ in range(2):
         # The same again is a success that changes nothing.

@@ -13,7 +13,7 @@ from psycopg import errors
 from flow import delegations
 from flow.approvals import approval_of, decide
 from flow.database import Connection
-from flow.delegations import LONGEST, away, current, parse_until
+from flow.delegations import LONGEST, away, current, end, parse_until, with_absent
 from flow.errors import AlreadyDecided, BadInput, NotAllowed
 from flow.model import Person
 from flow.policy import Tier
@@ -152,6 +152,21 @@ async def test_its_time_ends_by_itself_and_by_coming_back(conn: Connection) -> N
     assert not await delegations.end(conn, ALICE, by=ALICE.key)
     with pytest.raises(NotAllowed):
         await decide(conn, interrupt_id, BOB, YES)
+
+
+async def test_whom_a_page_knew_as_away_is_back_at_the_decision(conn: Connection) -> None:
+    """Whoever signed in stands in for whom their page has read; the vote is another transaction."""
+    interrupt_id = await ask(conn, tier=ALICE_ALONE)
+    await bob_for(conn, ALICE)
+    read = await with_absent(conn, BOB)
+    assert read.acts_for
+    assert await end(conn, ALICE, by=ALICE.key)
+    with pytest.raises(NotAllowed, match="not on the list"):
+        await decide(conn, interrupt_id, read, YES)
+    # Nor does whom it has read keep another from it who is away by now.
+    await bob_for(conn, CAROL)
+    listed = await ask(conn, "t2", tier=Tier(name="approval", approvers=("U03CAROL",)))
+    assert (await decide(conn, listed, read, YES)).approval.decisions[0].for_person == CAROL.key
 
 
 async def test_another_delegate_takes_the_place_of_the_first(conn: Connection) -> None:

@@ -19,13 +19,15 @@ from flow.approvals import approval_of, decide
 from flow.database import Connection, connect
 from flow.deadlines import expire_overdue
 from flow.drive import drive
+from flow.errors import Tampered
 from flow.flows import Flows
+from flow.reminders import remind_overdue
 from flow.settings import Settings
 from tests.block_kit import SETTLED, WAITING, buttons_of, findings
 from tests.delivering import OPS_CHANNEL, deliverer_at, interrupt_of, running
 from tests.fault_proxy import FaultKind, FaultProxy
 from tests.local_slack import BOT_TOKEN, CHANNEL, SIGNING_SECRET, LocalSlack, skip_reason
-from tests.people import ALICE, ANN, BOB, NO, POLICY, TWO_OF_THREE, YES, ask, start_claim
+from tests.people import ALICE, ANN, BOB, EVE, NO, ONE_OF_THREE, POLICY, TWO_OF_THREE, YES, ask, start_claim
 from tests.rows import all_rows, one_row, until, value
 from tests.slack_door import client_of
 
@@ -98,8 +100,83 @@ async def test_a_card_that_was_changed_past_us_says_so_within_five_seconds(
         await until(whole, within_s=5)
         await conn.execute("UPDATE approvals SET request = '{}'")
         await until(marked, within_s=5)
-    assert len(await told()) == 1
-    assert await value(conn, "SELECT count(*) FROM audit WHERE kind = 'approval.tampered'") == 1
+
+        async def told_again() -> bool:
+            return len(await told()) == 2
+
+        await until(told_again)
+    assert await value(conn, "SELECT count(*) FROM audit WHERE kind = 'approval.tampered'") == 2
+
+
+async def told_to_operators(slack: LocalSlack) -> list[str]:
+    return [each["text"] for each in await slack.messages(OPS_CHANNEL)]
+
+
+async def test_that_a_request_was_changed_past_us_is_told_though_it_was_put_back(
+    slack: LocalSlack, deliverer: Deliverer, conn: Connection
+) -> None:
+    interrupt_id = await ask(conn)
+    await deliverer.sweep(conn)
+    for _ in range(2):
+        await conn.execute("UPDATE approvals SET approvers = '{U66EVE}'")
+        await conn.execute("UPDATE approvals SET approvers = %s", (list(POLICY.approvers),))
+    await deliverer.sweep(conn)
+    [said] = await told_to_operators(slack)
+    assert f"Its request {interrupt_id} was changed in the database after it was asked, and changed back" in said
+    [card] = await slack.messages(CHANNEL)
+    assert buttons_of(card) == WAITING
+    assert await value(conn, "SELECT count(*) FROM audit WHERE kind = 'approval.tampered'") == 2
+    # Said once: another trouble of the thread does not say it again.
+    await notices.raise_alarm(conn, "t1")
+    await deliverer.sweep(conn)
+    assert len(await told_to_operators(slack)) == 1
+
+
+async def test_a_request_without_its_fingerprint_is_told_of(
+    slack: LocalSlack, deliverer: Deliverer, conn: Connection
+) -> None:
+    interrupt_id = await ask(conn)
+    await deliverer.sweep(conn)
+    await conn.execute("UPDATE approvals SET fingerprint = NULL")
+    await deliverer.sweep(conn)
+    [said] = await told_to_operators(slack)
+    assert f"Its request {interrupt_id} was changed in the database after it was asked, and nobody can" in said
+    [card] = await slack.messages(CHANNEL)
+    assert buttons_of(card) == []
+
+
+async def test_what_is_changed_past_us_where_the_database_does_not_look_is_told_at_the_decision(
+    slack: LocalSlack, deliverer: Deliverer, conn: Connection
+) -> None:
+    interrupt_id = await ask(conn)
+    await conn.execute("ALTER TABLE approvals DISABLE TRIGGER approvals_not_whole")
+    await conn.execute("UPDATE approvals SET approvers = '{U66EVE}'")
+    for person in (EVE, ALICE):
+        with pytest.raises(Tampered):
+            await decide(conn, interrupt_id, person, YES)
+    await deliverer.sweep(conn)
+    assert len(await told_to_operators(slack)) == 1
+
+
+async def test_nobody_is_called_to_what_was_changed_past_us(
+    slack: LocalSlack, deliverer: Deliverer, conn: Connection
+) -> None:
+    """Whoever did it may have put in anybody, and any place."""
+    await ask(conn, tier=replace(ONE_OF_THREE, remind_every_s=60.0))
+    await deliverer.sweep(conn)
+    await conn.execute("UPDATE approvals SET remind_at = clock_timestamp()")
+    assert await remind_overdue(conn) == 1
+    await conn.execute("UPDATE approvals SET approvers = '{U66EVE}', post_to = 'direct', remind_at = clock_timestamp()")
+    assert await remind_overdue(conn) == 0
+    await deliverer.sweep(conn)
+    assert await slack.messages("U66EVE") == []
+    [card] = await slack.messages(CHANNEL)
+    assert not card.get("reply_count") and "U66EVE" not in str(card)
+    # Nor is it posted anew, where it had not been shown before.
+    await ask(conn, "t2")
+    await conn.execute("UPDATE approvals SET approvers = '{U66EVE}' WHERE thread_id = 't2'")
+    await deliverer.sweep(conn)
+    assert len(await slack.messages(CHANNEL)) == 1
 
 
 async def test_what_we_change_ourselves_is_whole_at_each_commit(conn: Connection, deliverer: Deliverer) -> None:

@@ -201,11 +201,12 @@ async def test_reminders_go_below_each_copy(slack: LocalSlack, deliverer: Delive
 
 
 async def test_whoever_has_voted_is_reminded_of_nothing(
-    slack: LocalSlack, deliverer: Deliverer, conn: Connection
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection
 ) -> None:
     """Nor below the card in their own conversation; whoever decides for somebody who has not, is."""
     interrupt_id = await ask(conn, tier=tier("U01ALICE", "U02BOB", "U03CAROL", required=3, post_to="both"))
     await stand_in(conn, CAROL, "U99EVE")
+    proxy.members["U99EVE"] = {}
     await deliverer.sweep(conn)
     await decide(conn, interrupt_id, ALICE, YES)
     await notices.remind(conn, interrupt_id, "t1")
@@ -244,6 +245,39 @@ async def test_whoever_may_not_decide_for_somebody_gets_none(
     await ask(conn, tier=tier("U01ALICE", "U99EVE"), requested_by=requester)
     assert await deliverer.sweep(conn) == (1, 0)
     assert (await cards(slack, "U02BOB"), await cards(slack, "U99EVE")) == ([], [WAITING])
+
+
+@pytest.mark.parametrize("unsure", ["a guest", "nobody knows"])
+async def test_a_delegate_who_may_not_decide_gets_no_copy_and_no_reminder_names_them(
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, unsure: str
+) -> None:
+    await stand_in(conn, ALICE, "U99EVE")
+    proxy.members["U99EVE"] = {"is_restricted": True} if unsure == "a guest" else {}
+    if unsure == "nobody knows":
+        proxy.fail("users.info", "500", times=99)
+    interrupt_id = await ask(conn, tier=tier("U01ALICE"))
+    await deliverer.sweep(conn)
+    await notices.remind(conn, interrupt_id, "t1")
+    await deliverer.sweep(conn)
+    assert (await cards(slack, "U99EVE"), await cards(slack, "U01ALICE")) == ([], [WAITING])
+    [reminder] = [each["text"] for each in await slack.messages("U01ALICE") if "thread_ts" in each]
+    assert reminder.endswith(" this waits for <@U01ALICE>.")
+
+
+async def test_a_delegate_who_is_named_after_it_was_posted_gets_a_copy(
+    slack: LocalSlack, deliverer: Deliverer, conn: Connection
+) -> None:
+    await ask(conn, tier=tier("U01ALICE"))
+    await ask(conn, "t2", tier=tier("U01ALICE", post_to="channel"))
+    await ask(conn, "t3", tier=tier("U03CAROL"))
+    await deliverer.sweep(conn)
+    settled = await ask(conn, "t4", tier=tier("U01ALICE"))
+    await deliverer.sweep(conn)
+    await decide(conn, settled, ALICE, YES)
+    await deliverer.sweep(conn)
+    await stand_in(conn, ALICE, "U02BOB")
+    assert await deliverer.sweep(conn) == (1, 0)
+    assert await cards(slack, "U02BOB") == [WAITING]
 
 
 # Whoever asked

@@ -223,16 +223,20 @@ def ruled(folder: Path, *, group: str = "U02BOB", post_to: str = "channel") -> d
         ({}, None),
         ({"group": "@finance"}, "usergroups:read missing"),
         ({"post_to": "both"}, "im:write, im:history missing"),
+        ({"filers": "U01ALICE"}, None),
+        ({"filers": "@staff"}, "usergroups:read missing"),
+        ({"filers": "U01ALICE, alice@example.com"}, "users:read.email missing"),
     ],
     ids=str,
 )
 async def test_a_scope_is_missing_only_if_the_policy_needs_it(
     database_url: str, slack: Slack, tmp_path: Path, rules: dict[str, str], missing: str | None
 ) -> None:
-    given = ruled(tmp_path, **rules)
+    given = ruled(tmp_path, **{name: value for name, value in rules.items() if name != "filers"})
+    given |= {"filers": rules.get("filers", "")}
     scopes = (await findings(settings_at(database_url, slack, **given)))["Slack scopes"]
     assert (scopes.ok, None if scopes.ok else scopes.found) == (missing is None, missing)
-    slack.scopes = f"{SCOPES},usergroups:read,im:write,im:history"
+    slack.scopes = f"{SCOPES},usergroups:read,im:write,im:history,users:read.email"
     assert (await findings(settings_at(database_url, slack, **given)))["Slack scopes"].ok
 
 

@@ -15,15 +15,17 @@ import pytest
 
 from bot import groups
 from bot.groups import OwnTeam, check_groups
-from flow.approvals import approval_of
+from bot.people import slack_person
+from flow.approvals import approval_of, decide
 from flow.database import Connection
 from flow.delegations import away
+from flow.errors import NotAllowed
 from flow.policy import Tier
 from tests.asking import put, tool_call
 from tests.browsing import PageSeen, Visitor, pages_in_process, signed_in_at_once
 from tests.fault_proxy import FaultKind, FaultProxy, UserGroup
 from tests.local_slack import LocalSlack, skip_reason
-from tests.people import ALICE, BOB, ask
+from tests.people import ALICE, BOB, YES, ask
 from tests.rows import all_rows, value
 from tests.slack_door import Caller, bot_in_process, client_of
 from tests.slack_requests import payload_body
@@ -179,6 +181,57 @@ async def test_the_same_id_in_another_team_is_a_stranger(
     # Wherever they click: in a shared channel the team of the payload is ours.
     elsewhere = {"id": "U01ALICE", "name": "alice", "team_id": "T0OTHER"}
     assert "not on the list" in await refused(bot, conn, interrupt_id, user=elsewhere)
+
+
+GRID_NAME = "slack:E01GRID/U01ALICE"
+
+
+@pytest.mark.parametrize("named_team", [True, False])
+async def test_a_strangers_payload_with_our_grid_makes_them_nobody_of_it(
+    bot: Caller, proxy: FaultProxy, conn: Connection, named_team: bool
+) -> None:
+    """In a channel that is shared with our grid the payload's enterprise is ours, whoever presses."""
+    proxy.members["U01ALICE"] = {"team_id": "T99OUT"}
+    interrupt_id = await ask(conn, tier=tier(GRID_NAME, "U01ALICE", GROUP))
+    user = {"id": "U01ALICE", "name": "mallory", **({"team_id": "T99OUT"} if named_team else {})}
+    click = await bot.body_of(conn, interrupt_id, user=user, enterprise={"id": "E01GRID", "name": "ours"})
+    assert "not on the list" in await refused_click(bot, conn, interrupt_id, click)
+
+
+@pytest.mark.parametrize("named_team", [True, False])
+@pytest.mark.parametrize("name", [GRID_NAME, "U01ALICE"])
+async def test_in_a_whole_grid_whoever_slacks_directory_has_there_is_of_it(
+    database_url: str, proxy: FaultProxy, conn: Connection, name: str, named_team: bool
+) -> None:
+    proxy.members["U01ALICE"] = {
+        "team_id": "T02NEAR",
+        "enterprise_user": {"id": "U01ALICE", "enterprise_id": "E01GRID", "teams": ["T02NEAR"]},
+    }
+    interrupt_id = await ask(conn, tier=tier(name))
+    async with client_of(proxy.api_url) as client:
+        own_team = OwnTeam(client)
+        own_team._keys = frozenset({"E01GRID"})
+        stranger = slack_person(
+            user_id="U01ALICE", name="Mallory", team_id="T99OUT", enterprise_id="E01GRID", own_team={"E01GRID"}
+        )
+        with pytest.raises(NotAllowed):
+            await decide(conn, interrupt_id, await own_team.placed(stranger), YES)
+        team_id = "T02NEAR" if named_team else ""
+        came = slack_person(
+            user_id="U01ALICE", name="Alice", team_id=team_id, enterprise_id="E01GRID", own_team={"E01GRID"}
+        )
+        decided = await decide(conn, interrupt_id, await own_team.placed(came), YES)
+    assert [(each.person, each.listed_as) for each in decided.approval.decisions] == [("slack:T02NEAR/U01ALICE", name)]
+
+
+async def test_a_member_of_our_own_team_is_of_its_grid_without_a_question(
+    bot: Caller, proxy: FaultProxy, conn: Connection
+) -> None:
+    interrupt_id = await ask(conn, tier=tier(GRID_NAME))
+    click = await bot.body_of(conn, interrupt_id, enterprise={"id": "E01GRID", "name": "ours"})
+    assert (await bot.click(click)).status == 200
+    assert await decided_by(conn) == [(ALICE.key, GRID_NAME)]
+    assert {call.method for call in proxy.calls} == {"auth.test"}
 
 
 async def test_an_outsider_who_is_listed_with_their_team_decides(bot: Caller, conn: Connection) -> None:
@@ -408,6 +461,37 @@ async def test_the_inbox_says_when_slack_does_not_say_and_decides_nothing(
     # What names her is decided as ever.
     assert (await approve(visitor, own)).status == 303
     assert await decided_by(conn) == [(ALICE.key, "U01ALICE")]
+
+
+async def test_another_amount_that_is_refused_as_slack_does_not_say_is_kept(
+    visitor: Visitor, proxy: FaultProxy, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = await visitor.get(f"/approvals/{await ask(conn, tier=tier(GROUP))}")
+    monkeypatch.setattr(groups, "_KEPT_S", 0.0)
+    proxy.fail("usergroups.list", "500", times=99)
+    assert (await visitor.press(page, "Ask anew", amount="300")).status == 503
+    assert await refusals(conn) == [(ALICE.key, "web", UNSAID.removesuffix("."))]
+
+
+async def test_a_silent_slack_is_asked_once_whether_a_delegate_is_a_member(
+    database_url: str, proxy: FaultProxy, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await alice_away(conn)
+    asked = [await ask(conn, f"t{number}", tier=tier("U01ALICE")) for number in range(5)]
+    async with (
+        client_of(proxy.api_url) as client,
+        pages_in_process(database_url, groups=OwnTeam(client)) as site,
+        Visitor(site.url) as bob,
+    ):
+        await signed_in_at_once(conn, site, bob, BOB)
+        fields = await chosen(bob, conn, asked)
+        monkeypatch.setattr(groups, "_KEPT_S", 0.0)
+        proxy.fail("users.info", "500", times=99)
+        before = len(proxy.calls_of("users.info"))
+        done = await bob.post("/approvals/bulk", fields)
+        assert done.text.count("Slack did not say who you are") == 5
+        assert len(proxy.calls_of("users.info")) - before == 1
+    assert await decided_by(conn) == []
 
 
 async def test_what_one_of_many_requests_is_refused_for_is_said_beside_it(

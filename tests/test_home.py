@@ -13,9 +13,11 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from psycopg.types.json import Jsonb
 
 from bot import filing, home
 from bot.away import COMMAND
+from bot.details import details_of
 from bot.home import Contents, home_view, home_without_lists, outcome_line
 from bot.lists import Page, approvals_list, paging, parse_turn, stories_list, turn_value
 from flow.approvals import approval_of, decide
@@ -23,7 +25,9 @@ from flow.database import Connection
 from flow.delegations import away
 from flow.model import Approval
 from flow.policy import Tier
-from flow.show import Story
+from flow.show import Story, stories_of
+from flow.threads import thread_of
+from flow.trace import trace_of
 from tests.asking import DINNER, put
 from tests.block_kit import findings, home_findings, texts, view_findings, words_of
 from tests.command import ROOT
@@ -621,3 +625,20 @@ async def test_what_a_press_cannot_say_has_its_details_and_no_approve(alice: Mem
     view = await alice.opened_home()
     assert actions_in(view, f"waits-{interrupt_id}") == ["reject", "details"]
     assert home_findings(view) == []
+
+
+@pytest.mark.parametrize("now", [{"amount": "9.00", "currency": "USD", "payee": "Mallory"}, {}], ids=["more", "empty"])
+async def test_what_was_changed_past_us_is_listed_as_that(conn: Connection, now: dict[str, Any]) -> None:
+    interrupt_id = await ask(conn)
+    await conn.execute("UPDATE approvals SET request = %s, requested_by = 'Mallory'", (Jsonb(now),))
+    approval = await approval_of(conn, interrupt_id)
+    [story] = await stories_of(conn, [await thread_of(conn, "t1")])
+    shown: list[tuple[str, list[dict[str, Any]]]] = [
+        approvals_list(Page(rows=[approval]), "all", open_ids=frozenset(), public_url=None),
+        stories_list(Page(rows=[story])),
+        ("", [details_of(approval, story, await trace_of(conn, story), ALICE)]),
+    ]
+    for text, blocks in shown:
+        said = text + json.dumps(blocks, ensure_ascii=False)
+        assert "changed outside of the bot" in said and "nobody can decide it" in said
+        assert not any(word in said for word in ("9.00", "Mallory", "250.00", "cannot be read"))

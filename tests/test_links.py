@@ -338,6 +338,13 @@ async def test_a_link_that_is_over_shows_nothing_of_the_request(
     assert page.status == 410 and "ACME" not in page.text and not page.has_button("Approve")
 
 
+async def test_a_link_shows_nothing_of_what_was_changed_past_us(site: Site, conn: Connection, visitors: Any) -> None:
+    made = await new_link(conn, await ask(conn, tier=BY_MAIL))
+    await conn.execute("UPDATE approvals SET request = '{}'")
+    page = await (await visitors(site)).get(f"/a/{made.token}")
+    assert (page.status, "changed outside of the bot" in page.text, page.has_button("Approve")) == (409, True, False)
+
+
 async def test_an_unknown_token_is_no_link(site: Site, visitors: Any) -> None:
     assert (await (await visitors(site)).get(f"/a/{'A' * 43}")).status == 410
 

@@ -11,12 +11,15 @@ import pytest
 from flow.database import Connection
 from flow.inbox import Search, count_mine, find, find_threads, lists_groups
 from flow.model import Person
+from flow.notices import Lane, change_direct_cards, lease, remind
 from tests.people import EVE, ask
-from tests.rows import all_rows
+from tests.rows import RENEW_FINGERPRINTS, all_rows
 
 ROWS = 20_000
 # What a list may look at and throw away: rows of the person's own, or of their groups', that another list has.
 _MOST_DROPPED = 1000
+# However many rows a person is on: all that waits of them, and of everybody's newest a bounded number.
+_MOST_READ = 1000
 
 
 @pytest.fixture
@@ -35,7 +38,13 @@ async def many(conn: Connection) -> Connection:
             "thread_id": "'p' || g",
             "requested_at": "requested_at - g * interval '1 second'",
             "requested_by": "'slack:T01TEST/UX' || g % 200",
-            "approvers": "ARRAY['UY' || g % 50, 'SZ' || g % 50]",
+            "approvers": "ARRAY['UY' || g % 50, 'SZ' || g % 50, 'UBUSY']",
+            "post_to": "CASE WHEN g % 20 = 0 THEN 'direct' ELSE 'channel' END",
+            # Most of it was decided long ago.
+            "status": "CASE WHEN g % 20 = 0 THEN 'pending' ELSE 'approved' END",
+            "settled_at": "CASE WHEN g % 20 > 0 THEN requested_at END",
+            # Of the row as it is then: see below.
+            "fingerprint": "NULL",
         },
     }.items():
         names = [
@@ -52,6 +61,7 @@ async def many(conn: Connection) -> Connection:
             f"INSERT INTO {table} ({', '.join(names)}) SELECT {chosen} FROM {table}, generate_series(1, {ROWS}) AS g"
             " WHERE thread_id = 't0'"
         )
+    await conn.execute(RENEW_FINGERPRINTS)
     await conn.execute("SET session_replication_role = origin")
     await conn.execute("VACUUM ANALYZE")
     return conn
@@ -67,6 +77,7 @@ _LOOKS: dict[str, Look] = {
     "history": lambda conn, person: find(conn, person, Search(view="history"), viewers=(), limit=11),
     "all": lambda conn, person: find(conn, person, Search(view="all"), viewers=(), limit=11),
     "groups": lambda conn, _: lists_groups(conn),
+    "away": lambda conn, person: change_direct_cards(conn, person.names),
 }
 
 
@@ -79,6 +90,8 @@ class _Explained:
 
     async def execute(self, query: Any, values: Any = None) -> Any:
         text = query if isinstance(query, str) else query.as_string(self._conn)
+        if text.startswith("NOTIFY"):
+            return None
         rows = await (await self._conn.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {text}", values)).fetchall()
         self.plans.append(rows[0]["QUERY PLAN"][0]["Plan"])
         return await self._conn.execute(query, values)
@@ -90,6 +103,38 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from _nodes(each)
 
 
+@pytest.mark.parametrize("lane", ["posts", "changes", "alarms"])
+async def test_leasing_reads_no_more_than_is_first_in_its_queue(many: Connection, lane: Lane) -> None:
+    """Of twenty thousand that are due, and as many that are put off."""
+    await many.execute("SET session_replication_role = replica")
+    await many.execute(
+        "INSERT INTO notices (kind, interrupt_id, thread_id, version, due_at)"
+        " SELECT CASE WHEN kind = 'changed' THEN 'card' ELSE kind END,"
+        " CASE WHEN kind <> 'alarm' THEN md5(kind || g) END, 'p' || g, CASE WHEN kind = 'changed' THEN 2 ELSE 1 END,"
+        " clock_timestamp() + CASE WHEN g %% 2 = 0 THEN interval '-1 minute' ELSE interval '1 day' END"
+        " FROM unnest('{reply,reminder,changed,alarm}'::text[]) AS kind, generate_series(1, %s) AS g",
+        (2 * ROWS // 4,),
+    )
+    await many.execute("SET session_replication_role = origin")
+    await many.execute("VACUUM ANALYZE notices")
+    explained = _Explained(many)
+    leased = await lease(explained, lane)  # type: ignore[arg-type]
+    assert leased is not None
+    for plan in explained.plans:
+        for node in _nodes(plan):
+            assert node["Node Type"] not in ("Sort", "Seq Scan", "Bitmap Heap Scan"), plan
+            read = (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+            assert read < 10, plan
+
+
+async def test_reminders_wait_for_whatever_else_is_to_be_posted(conn: Connection) -> None:
+    interrupt_id = await ask(conn)
+    await remind(conn, interrupt_id, "t1")
+    await conn.execute("UPDATE notices SET due_at = clock_timestamp() - interval '1 hour' WHERE kind = 'reminder'")
+    kinds = [(await lease(conn, "posts")) for _ in range(3)]
+    assert [each and each.kind for each in kinds] == ["card", "reminder", None]
+
+
 @pytest.mark.parametrize("name", _LOOKS)
 async def test_no_list_reads_through_what_is_others(many: Connection, name: str) -> None:
     """Whether the person has a lot, a little or nothing."""
@@ -99,6 +144,7 @@ async def test_no_list_reads_through_what_is_others(many: Connection, name: str)
         ("UY7", []),
         ("U66EVE", ["SZ3", "@g3"]),
         ("UX7", ["SZ7", "SZ8"]),
+        ("UBUSY", []),
     ):
         names = frozenset({member, f"slack:T01TEST/{member}", *groups})
         person = replace(EVE, key=f"slack:T01TEST/{member}", names=names)
@@ -110,3 +156,4 @@ async def test_no_list_reads_through_what_is_others(many: Connection, name: str)
                     dropped = node.get("Rows Removed by Filter", 0) * node["Actual Loops"]
                     assert node["Node Type"] != "Seq Scan", (member, plan)
                     assert dropped < _MOST_DROPPED, (member, plan)
+                    assert node["Actual Rows"] * node["Actual Loops"] <= _MOST_READ, (member, plan)

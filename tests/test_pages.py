@@ -924,3 +924,20 @@ async def test_what_rings_while_a_stream_writes_is_heard() -> None:
     live.close()
     async with asyncio.timeout(1):
         assert await live.wait(before, 60) == before + 1
+
+
+@pytest.mark.parametrize("request_", ['{"amount": "9.00", "currency": "USD", "payee": "Mallory"}', "{}"])
+async def test_what_was_changed_past_us_is_shown_nowhere_as_what_it_says(
+    visit: Any, conn: Connection, request_: str
+) -> None:
+    interrupt_id = await ask(conn)
+    await conn.execute("UPDATE approvals SET request = %s::jsonb, requested_by = 'Mallory'", (request_,))
+    alice = await visit(ALICE)
+    page = await alice.get(f"/approvals/{interrupt_id}")
+    assert page.status == 200
+    assert "This request was changed outside of the bot: nobody can decide it." in page.text
+    listed = await alice.get("/approvals?view=all")
+    assert "changed outside of the bot t1" in " ".join(listed.text.split())
+    assert "For me" in listed.text and "For me 1" not in listed.text
+    for seen in (page, listed):
+        assert not any(word in seen.html for word in ("9.00", "Mallory", 'value="approve"', 'name="item"'))

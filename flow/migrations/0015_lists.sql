@@ -4,3 +4,6 @@ CREATE INDEX approvals_listing_groups ON approvals (interrupt_id) WHERE lists_gr
 
 -- Whoever has decided something sees it from then on, whatever became of the list that let them.
 CREATE INDEX decisions_by_person ON decisions (person, interrupt_id);
+
+-- What was decided, newest first, however much waits.
+CREATE INDEX approvals_settled ON approvals (requested_at DESC, interrupt_id) WHERE status <> 'pending';
