@@ -30,7 +30,7 @@ button { font-family: inherit }
 @contextlib.asynccontextmanager
 async def served(folder: Path, slack: LocalSlack, port: int, **settings: str) -> AsyncIterator[Terminal]:
     """A terminal in this folder beside a `serve` on this port that is ready for clicks."""
-    terminal = Terminal(folder, **slack.environment(), PORT=str(port), STAND_BY="1", **settings)
+    terminal = Terminal(folder, **(slack.environment() | {"PORT": str(port), "STAND_BY": "1"} | settings))
     async with terminal.service("serve") as serving, aiohttp.ClientSession() as session:
 
         async def ready() -> bool:

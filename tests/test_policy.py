@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -302,7 +303,8 @@ async def test_a_flow_asks_the_tier_that_it_names(conn: Connection, policy: Tier
     with pytest.raises(NotAllowed):
         await decide(conn, second, ALICE, YES)
     for person in (DANA, Person(key="webhook:acme:carol", name="carol", names=frozenset({"webhook:acme:carol"}))):
-        await decide(conn, second, person, YES)
+        # What has no amount is above every limit of a step-up: a click is not enough.
+        await decide(conn, second, person, replace(YES, door="web"))
     assert await run(conn, policy) == "over"
     assert (await thread_of(conn, "t1")).status == "done"
 

@@ -16,6 +16,7 @@ from playwright.async_api import Locator, Page, expect
 from flow.database import Connection
 from tests.chromium import MISSING, place_of
 from tests.command import Terminal
+from tests.fault_proxy import FaultProxy
 from tests.local_slack import LocalSlack, free_port, skip_reason
 from tests.rows import RENEW_FINGERPRINTS, until, value
 from tests.slack_page import ALICE, BOB, EVE, act_as, button, card_of, served, slack_page, take_picture
@@ -57,7 +58,11 @@ async def terminal(slack: LocalSlack, port: int, database_url: str, tmp_path: Pa
     folder = tmp_path / "terminal"
     folder.mkdir()
     (folder / "policy.toml").write_text(POLICY)
-    async with served(folder, slack, port, DATABASE_URL=database_url) as terminal:
+    async with (
+        # It says of people what the local Slack leaves out: without that nobody files.
+        FaultProxy(slack.ui_url) as proxy,
+        served(folder, slack, port, DATABASE_URL=database_url, SLACK_API_URL=proxy.api_url) as terminal,
+    ):
         yield terminal
 
 
@@ -114,7 +119,6 @@ async def test_the_pictures_show_what_people_see_in_slack(
     await fill(modal, Amount="480.00", Currency="EUR", Payee="Deutsche Bahn", Note="Train to the customer in Hamburg")
     await picture(modal, "new-claim", "New claim", "Amount", "Currency", "Payee", "Note", "Cancel", "File it")
     await button(modal, "File it").click()
-    await expect(home).to_contain_text("Filed as")
     await until_asked(conn, "480.00")
     # The page says of no press that it was in a Home, so Refresh is not heard from here.
     await page.get_by_role("button", name="approvals").click()
