@@ -255,8 +255,9 @@ _UNAVAILABLE = """status = 'unavailable', due_at = NULL, attempts = 0, driver_pi
 async def settle_flows(conn: Connection, flows: Sequence[str]) -> tuple[int, int]:
     """Threads whose flow a worker has again are due, and those that nobody has had for a while are set aside.
 
-    `flows` are the keys of the caller's. How many were taken up, and how many were set aside. By index, and one small
-    step for each flow that is due, however many threads there are.
+    `flows` are the keys of the caller's, which are not missing, even if it does not say that it is here. How many were
+    taken up, and how many were set aside. By index, and one small step for each flow that is due, however many threads
+    there are.
     """
     async with conn.transaction():
         names, versions = _split(flows)
@@ -270,7 +271,7 @@ async def settle_flows(conn: Connection, flows: Sequence[str]) -> tuple[int, int
         missing = [
             (row["flow"], row["flow_version"])
             for row in await due.fetchall()
-            if not await is_present(conn, flow_key(row["flow"], row["flow_version"]))
+            if (key := flow_key(row["flow"], row["flow_version"])) not in flows and not await is_present(conn, key)
         ]
         set_aside = 0
         for name, version in missing:

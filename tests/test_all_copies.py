@@ -117,13 +117,15 @@ async def test_every_copy_of_a_request_that_is_settled_anywhere_shows_so_in_time
     terminal = Terminal(tmp_path, DATABASE_URL=database_url)
     longest_ms = 0
     async with deliverer_at(proxy) as deliverer, worker(terminal, conn), running(deliverer, database_url):
-        for number, way in enumerate([*NAMES, *OTHERS]):
+        # However somebody asks for another amount, what becomes of the request is the same.
+        deciding = [door for door in NAMES if not door.startswith("amount")]
+        for number, way in enumerate([*deciding, *OTHERS]):
             approval = await asked(conn, f"t{number}")
             places = await posted(conn, slack, approval)
             if way in OTHERS:
                 await OTHERS[way](conn, terminal, approval)
             else:
-                send = await getattr(doors, way)(approval.interrupt_id)
+                send = await doors.prepare(way, approval.interrupt_id)
                 assert await send() in (200, 303)
 
             async def all_show_it(places: list[tuple[str, str]] = places) -> bool:
