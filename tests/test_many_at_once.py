@@ -217,8 +217,8 @@ async def both_drove(one: Running, two: Running, threads: int) -> bool:
 
 def driven_by(running: Running) -> set[str]:
     """The threads of which this worker says that a drive came through."""
-    said = (json.loads(line)["event"] for line in running.err.splitlines() if line.startswith("{"))
-    return {found[1] for event in said if (found := re.fullmatch(r"thread (\S+): (?:waiting|over)", event))}
+    said = (json.loads(line)["message"] for line in running.err.splitlines() if line.startswith("{"))
+    return {found[1] for message in said if (found := re.fullmatch(r"thread (\S+): (?:waiting|over)", message))}
 
 
 async def wake_all(conn: Connection) -> None:
