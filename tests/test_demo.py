@@ -76,12 +76,13 @@ class Desk:
         return {each.pid: " ".join(each.cmdline()) for each in self._processes()}
 
     def listening_ports(self) -> set[int]:
-        return {
-            each.laddr.port
-            for process in self._processes()
-            for each in process.net_connections("tcp")
-            if each.status == psutil.CONN_LISTEN
-        }
+        ports: set[int] = set()
+        for process in self._processes():
+            # One that has ended by now listens no more.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                listening = [each for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+                ports.update(each.laddr.port for each in listening)
+        return ports
 
     def temporary_folders(self) -> list[str]:
         """The embedded server's wheel keeps a lock file in the system's own folder; that is not ours to remove."""
