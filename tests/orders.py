@@ -142,7 +142,10 @@ class Change:
         if refusal := asked.settled_otherwise() or ("ApprovalExpired" if asked.overdue else None):
             return requests, refusal
         if asked.amount == self.amount:
-            return requests, "BadInput"
+            # A success where it is what they have asked for, and nothing new otherwise.
+            theirs = (asked.thread_id, self.amount, self.person.key)
+            again = any((each.thread_id, each.changed_to, each.changed_by) == theirs for each in requests.values())
+            return requests, "recorded" if again else "BadInput"
         raised = Decimal(self.amount) > Decimal(asked.filed_amount)
         then = asked.raised_by | self.person.names | voice.names if raised else frozenset()
         changed = replace(
