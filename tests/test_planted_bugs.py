@@ -708,9 +708,9 @@ BUGS = [
     Bug(
         name="what is committed late is never sealed",
         file="flow/audit.py",
-        old="a ON a.id = u.audit_id ORDER BY u.audit_id LIMIT %s",
-        new="a ON a.id = u.audit_id"
-        " WHERE a.id > (SELECT coalesce(max(audit_id), 0) FROM audit_seals) ORDER BY u.audit_id LIMIT %s",
+        old="FROM audit_unsealed ORDER BY audit_id LIMIT %s))",
+        new="FROM audit_unsealed WHERE audit_id > (SELECT coalesce(max(audit_id), 0) FROM audit_seals)"
+        " ORDER BY audit_id LIMIT %s))",
         tests="test_audit.py",
     ),
     Bug(
