@@ -79,7 +79,7 @@ async def lease(conn: Connection, endpoint: str) -> Delivery | None:
         await conn.execute(
             "WITH next AS (SELECT d.endpoint, d.event_id FROM webhook_deliveries d"
             " JOIN webhook_endpoints w ON w.name = d.endpoint"
-            " WHERE d.endpoint = %s AND d.due_at <= clock_timestamp() AND w.turned_off_at IS NULL"
+            " WHERE d.endpoint = %s AND d.due_at <= statement_timestamp() AND w.turned_off_at IS NULL"
             " AND coalesce(w.quiet_until <= clock_timestamp(), true)"
             " ORDER BY d.due_at, d.event_id LIMIT 1 FOR UPDATE OF d SKIP LOCKED)"
             " UPDATE webhook_deliveries d SET status = 'sending', attempt = d.attempt + 1, tries = d.tries + 1,"
