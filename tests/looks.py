@@ -165,7 +165,7 @@ LOOKS: Mapping[str, Look] = {
 }
 
 # Tables of which there are more rows with every thread.
-_GROWING = [
+GROWING = [
     "threads", "approvals", "decisions", "payments", "notices", "messages", "links", "events", "webhook_deliveries",
     "audit", "audit_seals", "effects", "advice", "receipts", "checkpoints", "checkpoint_blobs", "checkpoint_writes",
 ]  # fmt: skip
@@ -196,6 +196,6 @@ async def _read(conn: Connection) -> dict[str, tuple[int, int]]:
     rows = await conn.execute(
         "SELECT relname, seq_scan, seq_tup_read + coalesce(idx_tup_fetch, 0) AS rows FROM pg_stat_xact_user_tables"
         " WHERE relname = ANY(%s)",
-        (_GROWING,),
+        (GROWING,),
     )
     return {row["relname"]: (row["seq_scan"], row["rows"]) for row in await rows.fetchall()}
