@@ -44,20 +44,22 @@ INSERT INTO wanted SELECT n, 'other-' || n,
     now() - n * interval '365 days' / %(count)s
     FROM generate_series(1, %(count)s) AS n"""
 
-# Spread over the same year.
+# Over the same year; and the newest of everybody's, so that whoever lists those lists the same.
 _OURS = """
 INSERT INTO wanted
 SELECT -n, kind || '-' || n, status, requested_by, approvers,
-    now() - n * interval '365 days' / most - interval '1 minute'
+    now() - n * spread / most
     FROM (VALUES
-        ('few', 'waiting', 12, 'cli:ann', ARRAY['U01ALICE']),
-        ('few-decided', 'paid', 12, 'cli:ann', ARRAY['U01ALICE']),
-        ('few-filed', 'paid', 12, 'slack:T01TEST/U01ALICE', ARRAY['UA1']),
-        ('busy', 'waiting', 150, 'cli:ann', ARRAY['U09BUSY', 'S0GROUP1']),
-        ('busy-decided', 'paid', 150, 'cli:ann', ARRAY['U09BUSY']),
-        ('due', 'running', %(due)s, 'cli:ann', NULL),
-        ('over', 'paid', 5, 'cli:ann', ARRAY['UA2'])
-    ) AS kinds (kind, status, most, requested_by, approvers), generate_series(1, most) AS n"""
+        ('few', 'waiting', 12, 'cli:ann', ARRAY['U01ALICE'], interval '365 days'),
+        ('few-decided', 'paid', 12, 'cli:ann', ARRAY['U01ALICE'], '365 days'),
+        ('few-filed', 'paid', 12, 'slack:T01TEST/U01ALICE', ARRAY['UA1'], '365 days'),
+        ('busy', 'waiting', 150, 'cli:ann', ARRAY['U09BUSY', 'S0GROUP1'], '365 days'),
+        ('busy-decided', 'paid', 150, 'cli:ann', ARRAY['U09BUSY'], '365 days'),
+        ('due', 'running', %(due)s, 'cli:ann', NULL, '365 days'),
+        ('over', 'paid', 5, 'cli:ann', ARRAY['UA2'], '365 days'),
+        ('newest', 'paid', 60, 'cli:ann', ARRAY['UA3'], '20 seconds'),
+        ('newest-waits', 'waiting', 60, 'cli:ann', ARRAY['UA3'], '20 seconds')
+    ) AS kinds (kind, status, most, requested_by, approvers, spread), generate_series(1, most) AS n"""
 
 _ROWS: tuple[LiteralString, ...] = (
     """

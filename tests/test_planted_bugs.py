@@ -714,6 +714,20 @@ BUGS = [
         tests="test_audit.py",
     ),
     Bug(
+        name="what is not due yet is read at each look",
+        file="flow/threads.py",
+        old="AND due_at <= statement_timestamp()",
+        new="AND due_at <= clock_timestamp()",
+        tests="test_plans.py",
+    ),
+    Bug(
+        name="all events are read at each bell",
+        file="flow/deliveries.py",
+        old="(SELECT max(position) FROM events) > position",
+        new="EXISTS (SELECT FROM events e WHERE e.position > webhook_endpoints.position)",
+        tests="test_plans.py",
+    ),
+    Bug(
         name="sealers do not exclude each other",
         file="flow/audit.py",
         old="        if not await try_lock_until_commit(conn, Lock.AUDIT):\n",

@@ -23,6 +23,7 @@ from flow.database import Connection, connect, ensure_schema
 from flow.drive import drive, ensure_checkpoint_tables
 from flow.flows import Flows
 from flow.model import CLAIM_FLOW, CLAIM_FLOW_VERSION
+from flow.standby import rehearse
 from tests.bench.databases import database
 from tests.people import ALICE, POLICY, YES
 
@@ -40,19 +41,22 @@ class _State(TypedDict, total=False):
 @dataclass(frozen=True, kw_only=True)
 class Written:
     """Bytes for each claim: by the flow alone, by all that follows (cards, positions of events, seals), and by
-    LangGraph with the same graph's shape and nothing of ours. `updates`: of each table, how many rows were updated, and
+    LangGraph with the same graph's shape and nothing of ours; and for each rehearsal of a stand-by, of which a claim
+    with a pause uses two if a worker drives it. `updates`: of each table, how many rows were updated, and
     how many of them without writing an index."""
 
     claims: int
     flow: float
     after: float
+    rehearsal: float
     langgraph: float
     updates: dict[str, tuple[int, int]]
 
     def rendered(self) -> list[str]:
         head = (
             f"WAL for each of {self.claims} claims, with pause and resume: {self.flow / 1000:.1f} kB,"
-            f" {self.after / 1000:.1f} kB more for its cards, events and seals;"
+            f" {self.after / 1000:.1f} kB more for its cards, events and seals,"
+            f" {self.rehearsal / 1000:.1f} kB for each rehearsal of a stand-by;"
             f" LangGraph alone {self.langgraph / 1000:.1f} kB"
         )
         shares = (f"  {table}: {hot} of {every} updates are HOT" for table, (every, hot) in self.updates.items())
@@ -73,11 +77,14 @@ async def wal(server_url: str, admin: psycopg.Connection, *, claims: int) -> Wri
             began = _position(admin)
             await _tell(conn)
             after = _bytes_since(admin, began) / (claims + _WARM_UP)
+        async with await connect(ours, "door") as conn:
+            updates = await _updates(conn)
+        async with await connect(ours, "drive") as conn:
+            rehearsal = await _bytes_each(admin, _WARM_UP, lambda _: rehearse(conn))
         async with AsyncPostgresSaver.from_conn_string(theirs) as saver:
             await saver.setup()
             langgraph = await _bytes_each(admin, claims, _of_langgraph(saver))
-        async with await connect(ours, "door") as conn:
-            return Written(claims=claims, flow=flow, after=after, langgraph=langgraph, updates=await _updates(conn))
+    return Written(claims=claims, flow=flow, after=after, rehearsal=rehearsal, langgraph=langgraph, updates=updates)
 
 
 async def _bytes_each(admin: psycopg.Connection, claims: int, claim: Callable[[int], Awaitable[None]]) -> float:
