@@ -24,6 +24,9 @@ LEASE_S = 45.0
 # Threads in one request.
 MOST_THREADS = 50
 
+# How long a target that took nothing is left alone.
+_SHORTEST_WAIT_S, LONGEST_WAIT_S = 5.0, 300.0
+
 _MARKS = 1000
 
 
@@ -79,7 +82,8 @@ async def _spread_some(conn: Connection) -> int:
             "SELECT ctid FROM trace_marks LIMIT %s FOR UPDATE SKIP LOCKED)) RETURNING thread_id),"
             " made AS (INSERT INTO trace_exports AS e (target, thread_id)"
             # In one order: two who do this at a time cannot wait for each other.
-            " SELECT name, thread_id FROM trace_targets, (SELECT DISTINCT thread_id FROM gone) AS new ORDER BY 1, 2"
+            " SELECT name, thread_id FROM trace_targets, threads WHERE thread_id IN (SELECT thread_id FROM gone)"
+            " ORDER BY 1, 2"
             # One that is leased, or put off, is sent after that.
             " ON CONFLICT (target, thread_id) DO UPDATE SET version = e.version + 1, marked_at = clock_timestamp(),"
             " due_at = coalesce(e.due_at, clock_timestamp()))"
@@ -113,17 +117,18 @@ async def lease(conn: Connection, target: str) -> list[Export]:
     return []
 
 
-async def mark_sent(conn: Connection, parts: Iterable[Part]) -> None:
+async def mark_sent(conn: Connection, parts: Collection[Part]) -> None:
     """The target has these. What has something new meanwhile, or more than went out, is due again."""
     async with conn.transaction():
         for part in parts:
             await _keep(conn, part, error=None)
-            target = part.export.target
-        await conn.execute(
-            "UPDATE trace_targets SET failures = 0, quiet_until = NULL, error = NULL, alarm_of = NULL"
-            " WHERE name = %s AND failures > 0",
-            (target,),
-        )
+        # Where nothing was sent nobody has taken anything.
+        if taking := {part.export.target for part in parts if part.spans}:
+            await conn.execute(
+                "UPDATE trace_targets SET failures = 0, quiet_until = NULL, error = NULL, alarm_of = NULL"
+                " WHERE name = ANY(%s) AND failures > 0",
+                (sorted(taking),),
+            )
 
 
 async def put_back(conn: Connection, exports: Iterable[Export], *, alone: bool = False) -> None:
@@ -137,15 +142,27 @@ async def put_back(conn: Connection, exports: Iterable[Export], *, alone: bool =
             )
 
 
-async def put_off(conn: Connection, exports: Sequence[Export], *, wait_s: float, error: str, alarm: bool) -> None:
-    """The target takes nothing at present, and is not asked for `wait_s`. `alarm`: somebody must do something."""
+async def put_off(
+    conn: Connection,
+    exports: Sequence[Export],
+    *,
+    error: str,
+    wait_s: float | None = None,
+    alarm: bool = False,
+    alone: bool = False,
+) -> None:
+    """The target takes nothing at present: it is not asked for `wait_s`, else longer after each time that it did not.
+
+    `alarm`: somebody must do something. `alone`: or it may be one of these that it cannot take.
+    """
     target = exports[0].target
     async with conn.transaction():
-        await put_back(conn, exports)
+        await put_back(conn, exports, alone=alone and len(exports) > 1)
         await conn.execute(
-            "UPDATE trace_targets SET failures = failures + 1, error = %s,"
-            " quiet_until = clock_timestamp() + %s * interval '1 second' WHERE name = %s",
-            (error, wait_s, target),
+            "UPDATE trace_targets SET failures = failures + 1, error = %s, quiet_until = clock_timestamp() +"
+            " greatest(1, coalesce(%s, least(%s, %s * 2 ^ least(failures, 16)))) * interval '1 second'"
+            " WHERE name = %s",
+            (error, wait_s, LONGEST_WAIT_S, _SHORTEST_WAIT_S, target),
         )
         if alarm:
             await _raise_once(conn, target, exports[0].thread_id)
@@ -185,12 +202,6 @@ async def _raise_once(conn: Connection, target: str, thread_id: str) -> None:
     )
     if first.rowcount:
         await raise_alarm(conn, thread_id)
-
-
-async def failures(conn: Connection, target: str) -> int:
-    """How many times in a row the target took nothing."""
-    row = await (await conn.execute("SELECT failures FROM trace_targets WHERE name = %s", (target,))).fetchone()
-    return row["failures"] if row else 0
 
 
 @dataclass(frozen=True, kw_only=True)

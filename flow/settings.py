@@ -99,7 +99,7 @@ class Settings(BaseSettings):
     metrics_token: SecretStr | None = Field(default=None, min_length=16)
     log_format: Literal["auto", "json", "text"] = "auto"
 
-    # Where traces go besides our own tables: by OTLP, under OpenTelemetry's own names, and to Langfuse. Each may be unset.
+    # Where traces go besides our own tables: by OTLP, under OpenTelemetry's own names, and to Langfuse.
     otel_exporter_otlp_endpoint: str | None = None
     # The whole URL, where it does not end with /v1/traces.
     otel_exporter_otlp_traces_endpoint: str | None = None
@@ -267,7 +267,7 @@ class Settings(BaseSettings):
     def _are_headers(cls, given: SecretStr | None) -> SecretStr | None:
         for name, value in _decoded_pairs(given.get_secret_value() if given else "").items():
             if not _HEADER.fullmatch(name) or not re.fullmatch(r"[\x20-\x7e]+", value):
-                raise ValueError("write NAME=VALUE pairs, separated by commas: authorization=Bearer%20abc,x-team=claims")
+                raise ValueError("write NAME=VALUE pairs, separated by commas: authorization=Bearer%20abc,x-a=b")
         return given
 
     @field_validator("otel_resource_attributes")
