@@ -47,8 +47,8 @@ _DIRECT_SCOPES = ("im:write", "im:history")
 _ADDRESS_SCOPES = ("users:read.email",)
 
 _FIX_TRACES = {
-    "otlp": "correct OTEL_EXPORTER_OTLP_ENDPOINT (by HTTP: a collector's port 4318, not 4317), or what it wants to be told"
-    " in OTEL_EXPORTER_OTLP_HEADERS",
+    "otlp": "correct OTEL_EXPORTER_OTLP_ENDPOINT (by HTTP: a collector's port 4318, not 4317), or what it wants"
+    " to be told in OTEL_EXPORTER_OTLP_HEADERS",
     "langfuse": "correct LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY, both of one project, and LANGFUSE_BASE_URL, which"
     " each region has of its own",
 }
