@@ -201,7 +201,7 @@ async def _ask(pen: Pen, payment: Payment, order: Order, provider: Provider) -> 
 
 
 def _attempt(what: str, payment: Payment) -> AbstractContextManager[Live]:
-    said = {"payment.provider": payment.provider, "payment.attempt": payment.attempts}
+    said: dict[str, Any] = {"payment.provider": payment.provider, "payment.attempt": payment.attempts}
     return span(f"{what} by {payment.provider}", **said)
 
 

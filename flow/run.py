@@ -14,6 +14,7 @@ from flow import effects, threads
 from flow.asking import PROGRESS
 from flow.errors import NodeGone
 from flow.flows import Flow
+from flow.model_calls import ModelCalls
 from flow.nodes import Nodes
 from flow.pen import Pen
 from flow.saver import Saver
@@ -38,6 +39,8 @@ class Run:
         self._has_inner = any(True for _ in self._graph.get_subgraphs())
         self._pen, self._thread_id, self._until = pen, thread_id, until
         self._config: RunnableConfig = {"configurable": {"thread_id": thread_id}, "recursion_limit": _MOST_STEPS}
+        if pen.spans.on:
+            self._config["callbacks"] = [ModelCalls(pen.spans)]
         self._place: tuple[object, ...] = ()
         self._has_caught_up = False
         self._progress: list[int] | None = None

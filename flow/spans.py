@@ -21,11 +21,13 @@ import contextvars
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from flow.database import Connection
 from flow.inputs import storable
@@ -60,9 +62,9 @@ class Span:
     """
 
     span_id: str
-    parent_id: str | None
+    parent_id: str | None = None
     name: str
-    kind: Kind
+    kind: Kind = "internal"
     started_at: datetime
     ended_at: datetime | None
     error: str | None = None
@@ -85,6 +87,16 @@ class Live:
     def note(self, **said: str | float | None) -> None:
         """Keep these attributes; those without a value are left out."""
         self.attributes.update({name: value for name, value in said.items() if value is not None})
+
+    def answered(self, status: int) -> None:
+        """What is called over HTTP has answered; from 400 on that is the span's error."""
+        self.note(**{"http.response.status_code": status})
+        self.failed(str(status) if status >= 400 else None)
+
+    def failed(self, error: BaseException | str | None) -> None:
+        """It ended with this, by its type; None changes nothing."""
+        if error is not None:
+            self.error = type(error).__name__ if isinstance(error, BaseException) else error
 
     def as_row(self, now: float) -> dict[str, Any]:
         row: dict[str, Any] = {
@@ -122,15 +134,15 @@ class Recorder:
 
     def end(self, live: Live, *, error: BaseException | str | None = None) -> None:
         live.ended = time.monotonic()
-        live.error = type(error).__name__ if isinstance(error, BaseException) else error
+        live.failed(error)
         self._ended.append(live)
 
-    def rows(self, *, error: BaseException | None = None, **said: str | float | None) -> str:
+    def rows(self, *, error: BaseException | str | None = None, **said: str | float | None) -> str:
         """All that is not written yet, as JSON for WRITTEN; the work ends with that statement."""
         if not self.on:
             return NONE
         self.top.note(**said)
-        self.top.error = type(error).__name__ if error else None
+        self.top.failed(error)
         return _rows([*self._ended, self.top])
 
     @property
@@ -192,15 +204,41 @@ def span(name: str, *, kind: Kind = "internal", **said: Any) -> Iterator[Live]:
         current.recorder.end(live, error=error)
 
 
-def note(**said: str | float | None) -> None:
-    """Keep these attributes with the innermost span here, if there is one."""
-    if (current := _current.get()) is not None and current.live is not None:
-        current.live.note(**said)
+def here() -> str | None:
+    """The id of the span that goes on here; None: nothing is recorded."""
+    current = _current.get()
+    return current.span_id if current else None
 
 
 def id_of(*what: Any) -> str:
     """The span id of what another row tells: the same whoever reads it."""
     return digest(what)[:16]
+
+
+def parse_traceparent(given: Sequence[str]) -> str | None:
+    """The caller's trace context, of the headers that came; None, as the standard wants it, if they are not one.
+
+    Of a later version, which may say more, the part that every version begins with.
+    """
+    found = _TRACEPARENT.match(given[0].strip()) if len(given) == 1 else None
+    if found is None or (found["version"] == "00" and len(found.string) > _LENGTH):
+        return None
+    return found[0][:_LENGTH]
+
+
+# https://www.w3.org/TR/trace-context/#traceparent-header-field-values
+_TRACEPARENT = re.compile(
+    r"(?P<version>(?!ff)[0-9a-f]{2})-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-|\Z)"
+)
+_LENGTH = 55
+
+
+def address_of(url: str) -> str:
+    """The host alone: a path, a query or a name before the @ may be secret."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
 async def spans_of(conn: Connection, thread_id: str) -> list[Span]:

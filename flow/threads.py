@@ -44,17 +44,19 @@ async def insert_thread(
     input: dict[str, Any],
     requested_by: str,
     filed_by: str | None = None,
+    traceparent: str | None = None,
 ) -> Thread:
     """Start a thread: its row is due at once. The same input again returns the row as it is now.
 
     `filed_by`: the key of whoever files it for the one who asks; None: that is the caller's own code, in Python.
+    `traceparent`: the caller's trace context (`spans.parse_traceparent`), which the thread's trace goes on.
     Raises ThreadExists if the id was used with another flow or input.
     """
     async with conn.transaction():
         inserted = await conn.execute(
-            "INSERT INTO threads (thread_id, flow, flow_version, input, requested_by)"
-            " VALUES (%s, %s, %s, %s, %s) ON CONFLICT (thread_id) DO NOTHING",
-            (thread_id, flow, flow_version, Jsonb(input), requested_by),
+            "INSERT INTO threads (thread_id, flow, flow_version, input, requested_by, traceparent)"
+            " VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (thread_id) DO NOTHING",
+            (thread_id, flow, flow_version, Jsonb(input), requested_by, traceparent),
         )
         thread = await thread_of(conn, thread_id)
         if thread.flow != flow or not await _is_input(conn, thread, input):
