@@ -1,5 +1,5 @@
-"""The run of a thread as its rows tell it: what happened when, and what was said to the outside; and as a tree of spans,
-how long each step of it took.
+"""The run of a thread as its rows tell it: what happened when, and what was said to the outside; and as a tree of
+spans, how long each step of it took.
 """
 
 from __future__ import annotations
