@@ -17,7 +17,7 @@ from flow.trace import Node, Tree, tokens_of
 # Deeper ones are not drawn further to the right: a phone is narrow.
 _DEEPEST = 5
 # Of the whole width, in percent.
-_NARROWEST = 0.6
+_NARROWEST = 1.0
 # What waiting takes of the width, if it is drawn short.
 _IDLE_SHARE = 0.4
 
@@ -89,11 +89,14 @@ def _about(node: Node) -> Iterable[str]:
         yield f"failed: {span.error}"
     if any(tokens_of(span)):
         yield "{:,} + {:,} tokens".format(*tokens_of(span))
+    if span.attributes.get("paused"):
+        yield "asks"
     for name, words in _WORTH_SAYING.items():
-        if name in span.attributes:
+        if span.attributes.get(name, 1) != 1:
             yield words.format(span.attributes[name])
 
 
+# A first attempt is not.
 _WORTH_SAYING = {
     "attempt": "attempt {}",
     "outcome": "{}",

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -298,7 +298,8 @@ def _grown(root: Span, spans: Sequence[Span], now: datetime) -> Node:
     known = {span.span_id for span in spans}
     below: Mapping[str, list[Span]] = defaultdict(list)
     for span in sorted(spans, key=lambda span: (span.started_at, span.ended_at is None)):
-        below[span.parent_id if span.parent_id in known else root.span_id].append(span)
+        above = span.parent_id if span.parent_id in known else root.span_id
+        below[above].append(replace(span, parent_id=above))
 
     def grow(span: Span) -> Node:
         children = tuple(map(grow, below[span.span_id]))
