@@ -239,6 +239,29 @@ def show(thread_id: str, as_json: bool) -> None:
     _run(run)
 
 
+@cli.command()
+@_thread
+@_json
+def trace(thread_id: str, as_json: bool) -> None:
+    """How long each step of one thread took, and what waited for whom."""
+    from flow import inputs
+
+    inputs.parse_thread_id(thread_id)
+
+    async def run(settings: Settings) -> None:
+        from flow.show import print_tree
+        from flow.trace import tree_of
+
+        async with _database(settings) as (_url, conn):
+            tree = await tree_of(conn, thread_id)
+        if as_json:
+            _print_json(tree.as_json())
+        else:
+            print_tree(tree)
+
+    _run(run)
+
+
 @cli.command("list")
 @click.option("--status", metavar="S", help="Only threads with this status.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most this many.")

@@ -79,6 +79,7 @@ async def _drive_here(url: str, thread_id: str, flow_key: str, settings: Setting
                 adviser=adviser_of(settings),
                 provider=provider_of(settings),
                 slice_s=settings.drive_slice,
+                spans=settings.spans,
             )
         except DriveFailed:
             return True

@@ -21,8 +21,10 @@ from pydantic.types import Strict
 from flow.advice import advice_of
 from flow.database import Connection
 from flow.inputs import storable
+from flow.log import hider, secrets_of
 from flow.model import Advice, Claim
 from flow.settings import Settings
+from flow.spans import address_of, span
 from flow.threads import thread_of
 
 if TYPE_CHECKING:
@@ -84,6 +86,9 @@ class Adviser:
     base_url: str
     model: str
     timeout_s: float = TIMEOUT_S
+    # As traces name whoever runs it; and what takes secrets out of what is said, for traces that keep it.
+    provider: str = "openai"
+    content: Callable[[str], str] | None = None
 
     async def ask(self, claim: Claim) -> tuple[Answer, int, int]:
         """The answer, and the prompt and completion tokens that it took. One try to repair an unusable one.
@@ -119,14 +124,7 @@ class Adviser:
         prompt_tokens = completion_tokens = 0
         wrong = ""
         for _ in range(2):
-            completion = await client.chat.completions.create(
-                model=self.model,
-                messages=messages,
-                response_format={
-                    "type": "json_schema",
-                    "json_schema": {"name": "advice", "schema": Answer.model_json_schema(), "strict": True},
-                },
-            )
+            completion = await self._complete(client, messages)
             prompt_tokens += _tokens(completion, "prompt_tokens")
             completion_tokens += _tokens(completion, "completion_tokens")
             text = _text_of(completion)
@@ -140,6 +138,36 @@ class Adviser:
                 ]
         raise Unanswered(f"not the JSON asked for: {wrong}")
 
+    async def _complete(self, client: AsyncOpenAI, messages: list[ChatCompletionMessageParam]) -> ChatCompletion:
+        """One call. Its span is as https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/ names it."""
+        asked = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": self.provider,
+            "gen_ai.request.model": self.model,
+            "server.address": address_of(self.base_url),
+        }
+        with span(f"chat {self.model}", kind="client", **asked) as call:
+            if self.content:
+                call.note(**{"gen_ai.input.messages": self.content(json.dumps(messages, ensure_ascii=False))})
+            completion = await client.chat.completions.create(
+                model=self.model,
+                messages=messages,
+                response_format={
+                    "type": "json_schema",
+                    "json_schema": {"name": "advice", "schema": Answer.model_json_schema(), "strict": True},
+                },
+            )
+            call.note(
+                **{
+                    "gen_ai.response.model": str(completion.model or "") or None,
+                    "gen_ai.usage.input_tokens": _tokens(completion, "prompt_tokens"),
+                    "gen_ai.usage.output_tokens": _tokens(completion, "completion_tokens"),
+                }
+            )
+            if self.content and completion.choices:
+                call.note(**{"gen_ai.output.messages": self.content(completion.choices[0].message.content or "")})
+            return completion
+
 
 def adviser_of(settings: Settings) -> Adviser | None:
     """The model that these settings name; None if there is no key. An explicit base URL wins over OpenRouter's."""
@@ -151,6 +179,8 @@ def adviser_of(settings: Settings) -> Adviser | None:
         api_key=key.get_secret_value(),
         base_url=settings.openai_base_url or (_OPENROUTER_URL if through_openrouter else _OPENAI_URL),
         model=settings.model or (f"openai/{_DEFAULT_MODEL}" if through_openrouter else _DEFAULT_MODEL),
+        provider="openrouter" if through_openrouter else "openai",
+        content=hider(secrets_of(settings)) if settings.trace_content else None,
     )
 
 

@@ -120,6 +120,11 @@ class Settings(BaseSettings):
     # How long what only the run of a thread needed is kept after its end, and events after all have them.
     checkpoint_retention: str = "7 days"
     event_retention: str = "30 days"
+    span_retention: str = "30 days"
+
+    # Whether traces are recorded, and whether they keep what models are asked and answer.
+    spans: bool = True
+    trace_content: bool = False
 
     @field_validator("slack_api_url")
     @classmethod
@@ -131,7 +136,7 @@ class Settings(BaseSettings):
     def _is_a_channel_id(cls, channel: str | None) -> str | None:
         return channel if channel is None else channel_id(channel)
 
-    @field_validator("checkpoint_retention", "event_retention")
+    @field_validator("checkpoint_retention", "event_retention", "span_retention")
     @classmethod
     def _is_a_time_or_never(cls, text: str) -> str:
         _kept_s(text)
@@ -385,6 +390,10 @@ class Settings(BaseSettings):
     @property
     def event_retention_s(self) -> int | None:
         return _kept_s(self.event_retention)
+
+    @property
+    def span_retention_s(self) -> int | None:
+        return _kept_s(self.span_retention)
 
     @property
     def flow_modules(self) -> tuple[str, ...]:

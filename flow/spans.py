@@ -5,8 +5,8 @@
         call.note(**{"http.response.status_code": 200})
 
 A span is begun and ended in the process that does the thing, and kept in memory. Whoever ends the work writes all of
-them with the statement that ends it (`WRITTEN`), so they cost no round trip of their own; a process that is killed
-loses those that it had not written. Ages are sent, not times: the database's clock gives every span its time, whatever
+them with the statement that ends it (WRITTEN), so they cost no round trip of their own; a process that is killed loses
+those that it had not written. Ages are sent, not times: the database's clock gives every span its time, whatever
 the clocks of the machines say.
 
 Outside of `recorded_by` a span is recorded nowhere and costs next to nothing. Knows neither LangGraph nor Slack. No
@@ -21,11 +21,13 @@ import contextvars
 import json
 import math
 import os
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from flow.database import Connection
 from flow.inputs import storable
@@ -38,16 +40,18 @@ Attributes = dict[str, str | int | float | bool]
 _LONGEST = 200
 _LONGEST_VALUE = 20_000
 
-# A part of the statement that ends the work (`WITH {WRITTEN} UPDATE …`), with `thread_id` and `Recorder.rows()` as
-# `spans` among its parameters. Safe to repeat: a span has one id.
+# A part of the statement that ends the work, whose other part is called `ended` and gives the thread's id, if it ended:
+# `WITH ended AS (UPDATE … RETURNING thread_id), {WRITTEN} SELECT … FROM ended`, with `Recorder.rows()` as `spans`.
 WRITTEN = (
     "written AS (INSERT INTO spans (thread_id, span_id, parent_id, name, kind, started_at, ended_at, error, attributes)"
-    " SELECT %(thread_id)s, id, parent, name, kind, statement_timestamp() - began * interval '1 second',"
-    " statement_timestamp() - ended * interval '1 second', error, coalesce(said, '{}')"
-    " FROM jsonb_to_recordset(%(spans)s::jsonb) AS new (id text, parent text, name text, kind text, began float8,"
-    " ended float8, error text, said jsonb) ON CONFLICT DO NOTHING)"
+    " SELECT ended.thread_id, id, parent, name, kind, statement_timestamp() - began * interval '1 second',"
+    " statement_timestamp() - over * interval '1 second', failed, coalesce(said, '{}')"
+    " FROM ended, jsonb_to_recordset(%(spans)s::jsonb) AS new (id text, parent text, name text, kind text,"
+    " began float8, over float8, failed text, said jsonb))"
 )
 NONE = "[]"
+# As many are written before the end of the work.
+_MANY = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +62,9 @@ class Span:
     """
 
     span_id: str
-    parent_id: str | None
+    parent_id: str | None = None
     name: str
-    kind: Kind
+    kind: Kind = "internal"
     started_at: datetime
     ended_at: datetime | None
     error: str | None = None
@@ -84,6 +88,16 @@ class Live:
         """Keep these attributes; those without a value are left out."""
         self.attributes.update({name: value for name, value in said.items() if value is not None})
 
+    def answered(self, status: int) -> None:
+        """What is called over HTTP has answered; from 400 on that is the span's error."""
+        self.note(**{"http.response.status_code": status})
+        self.failed(str(status) if status >= 400 else None)
+
+    def failed(self, error: BaseException | str | None) -> None:
+        """It ended with this, by its type; None changes nothing."""
+        if error is not None:
+            self.error = type(error).__name__ if isinstance(error, BaseException) else error
+
     def as_row(self, now: float) -> dict[str, Any]:
         row: dict[str, Any] = {
             "id": self.span_id,
@@ -91,70 +105,94 @@ class Live:
             "name": _kept(self.name),
             "kind": self.kind,
             "began": now - self.began,
-            "ended": max(0.0, now - (self.ended or now)),
+            "over": now - min(now, self.ended or now),
         }
         if self.error:
-            row["error"] = _kept(self.error)
+            row["failed"] = _kept(self.error)
         if self.attributes:
             row["said"] = {name: _storable(value) for name, value in self.attributes.items()}
         return row
 
 
 class Recorder:
-    """The spans of one thread in this process, on any of its threads, until they are written.
+    """The spans of one piece of work for a thread, in this process and on any of its threads, until they are written.
 
-    `around`: the id of what goes on here, for spans that are within no other.
+    `top` is the work itself, and the others are within it; `around` says in which of them whatever begins here is, if
+    no span of this module says it. One that is not `on` records nothing.
     """
 
-    def __init__(self, *, around: Callable[[], str | None]) -> None:
-        self.around = around
+    def __init__(self, name: str, *, on: bool = True, kind: Kind = "internal", **said: Any) -> None:
+        self.on = on
+        self.top = self.begin(name, kind=kind, **said)
+        self.around: Callable[[], str] = lambda: self.top.span_id
         self._ended: list[Live] = []
 
     def begin(self, name: str, *, kind: Kind = "internal", parent_id: str | None = None, **said: Any) -> Live:
-        live = Live(span_id=new_id(), parent_id=parent_id, name=name, kind=kind, began=time.monotonic())
+        live = Live(span_id=os.urandom(8).hex(), parent_id=parent_id, name=name, kind=kind, began=time.monotonic())
         live.note(**said)
         return live
 
     def end(self, live: Live, *, error: BaseException | str | None = None) -> None:
         live.ended = time.monotonic()
-        live.error = type(error).__name__ if isinstance(error, BaseException) else error
+        live.failed(error)
         self._ended.append(live)
 
-    def rows(self, *going_on: Live) -> str:
-        """What is not written yet, as JSON for WRITTEN; and those that end with the statement."""
-        now = time.monotonic()
-        return json.dumps([live.as_row(now) for live in (*self._ended, *going_on)])
+    def rows(self, *, error: BaseException | str | None = None, **said: str | float | None) -> str:
+        """All that is not written yet, as JSON for WRITTEN; the work ends with that statement."""
+        if not self.on:
+            return NONE
+        self.top.note(**said)
+        self.top.failed(error)
+        return _rows([*self._ended, self.top])
 
-    def forget(self) -> None:
-        """They are written."""
-        self._ended.clear()
+    @property
+    def many(self) -> bool:
+        """Whether it is time to `write` some."""
+        return self.on and len(self._ended) >= _MANY
+
+    async def write(self, conn: Connection, thread_id: str) -> None:
+        """Write what has ended, while the work goes on. Belongs in a transaction."""
+        ended, self._ended = self._ended, []
+        await conn.execute(
+            f"WITH ended AS (SELECT %(thread_id)s::text AS thread_id), {WRITTEN} SELECT",
+            {"thread_id": thread_id, "spans": _rows(ended)},
+        )
 
 
-_recorder: contextvars.ContextVar[Recorder | None] = contextvars.ContextVar("recorder", default=None)
-_here: contextvars.ContextVar[Live | None] = contextvars.ContextVar("span", default=None)
+@dataclass(frozen=True, kw_only=True)
+class _Current:
+    """Who records here, and the innermost span of this module."""
+
+    recorder: Recorder
+    live: Live | None = None
+
+    @property
+    def span_id(self) -> str:
+        return self.live.span_id if self.live else self.recorder.around()
+
+
+_current: contextvars.ContextVar[_Current | None] = contextvars.ContextVar("span", default=None)
 
 
 @contextlib.contextmanager
-def recorded_by(recorder: Recorder | None) -> Iterator[None]:
+def recorded_by(recorder: Recorder) -> Iterator[None]:
     """Inside, and in every task, thread and pool that begins there, spans are recorded with it."""
-    tokens = _recorder.set(recorder), _here.set(None)
+    token = _current.set(_Current(recorder=recorder) if recorder.on else None)
     try:
         yield
     finally:
-        _recorder.reset(tokens[0])
-        _here.reset(tokens[1])
+        _current.reset(token)
 
 
 @contextlib.contextmanager
 def span(name: str, *, kind: Kind = "internal", **said: Any) -> Iterator[Live]:
     """What is done inside is one span; what it raises is its error, by its type."""
-    recorder = _recorder.get()
-    if recorder is None:
+    current = _current.get()
+    if current is None:
         yield Live(span_id="", parent_id=None, name=name, kind=kind, began=0.0)
         return
-    above = _here.get()
-    live = recorder.begin(name, kind=kind, parent_id=above.span_id if above else recorder.around(), **said)
-    token = _here.set(live)
+    live = current.recorder.begin(name, kind=kind, parent_id=current.span_id, **said)
+    token = _current.set(_Current(recorder=current.recorder, live=live))
     error: BaseException | None = None
     try:
         yield live
@@ -162,24 +200,45 @@ def span(name: str, *, kind: Kind = "internal", **said: Any) -> Iterator[Live]:
         error = exc
         raise
     finally:
-        _here.reset(token)
-        recorder.end(live, error=error)
+        _current.reset(token)
+        current.recorder.end(live, error=error)
 
 
-def note(**said: str | float | None) -> None:
-    """Keep these attributes with the span that goes on here, if any does."""
-    if (live := _here.get()) is not None:
-        live.note(**said)
-
-
-def new_id() -> str:
-    """A span id that no other span has."""
-    return os.urandom(8).hex()
+def here() -> str | None:
+    """The id of the span that goes on here; None: nothing is recorded."""
+    current = _current.get()
+    return current.span_id if current else None
 
 
 def id_of(*what: Any) -> str:
     """The span id of what another row tells: the same whoever reads it."""
     return digest(what)[:16]
+
+
+def parse_traceparent(given: Sequence[str]) -> str | None:
+    """The caller's trace context, of the headers that came; None, as the standard wants it, if they are not one.
+
+    Of a later version, which may say more, the part that every version begins with.
+    """
+    found = _TRACEPARENT.match(given[0].strip()) if len(given) == 1 else None
+    if found is None or (found["version"] == "00" and len(found.string) > _LENGTH):
+        return None
+    return found[0][:_LENGTH]
+
+
+# https://www.w3.org/TR/trace-context/#traceparent-header-field-values
+_TRACEPARENT = re.compile(
+    r"(?P<version>(?!ff)[0-9a-f]{2})-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-|\Z)"
+)
+_LENGTH = 55
+
+
+def address_of(url: str) -> str:
+    """The host alone: a path, a query or a name before the @ may be secret."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
 async def spans_of(conn: Connection, thread_id: str) -> list[Span]:
@@ -190,6 +249,11 @@ async def spans_of(conn: Connection, thread_id: str) -> list[Span]:
         (thread_id,),
     )
     return [Span(**row) for row in await rows.fetchall()]
+
+
+def _rows(lives: Sequence[Live]) -> str:
+    now = time.monotonic()
+    return json.dumps([live.as_row(now) for live in lives])
 
 
 def _kept(text: str) -> str:

@@ -185,6 +185,7 @@ def _run_zygote(ctl: socket.socket) -> NoReturn:
         adviser=adviser,
         provider=provider_of(settings),
         slice_s=settings.drive_slice,
+        spans=settings.spans,
     )
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

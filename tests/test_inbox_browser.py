@@ -237,6 +237,17 @@ async def test_alice_approves_in_the_inbox_and_the_card_in_slack_changes_by_itse
     await expect_accessible(page)
     await take_picture(page, place_of("inbox-paid.png", tmp_path))
 
+    await page.get_by_role("link", name="how long each step took").click()
+    bars = page.get_by_role("row")
+    await expect(bars.filter(has_text="wait for approval")).to_contain_text("approved")
+    # The card's last change is told to Slack after the page has come.
+    await expect(bars.filter(has_text="slack chat.postMessage").first).to_be_visible()
+    await expect(bars.filter(has_text="pay")).not_to_have_count(0)
+    await expect_accessible(page)
+    await take_picture(page, place_of("inbox-trace.png", tmp_path))
+    await take_picture(page, tmp_path / "trace-dark.png", dark=True)
+    await take_picture(page, tmp_path / "trace-phone.png", phone=True)
+
 
 async def test_mary_decides_by_a_link_and_slack_and_an_open_inbox_change_by_themselves(
     browser: BrowserContext,

@@ -41,8 +41,8 @@ from tests.people import ALICE, ANN, BOB, NO, YES, ask, start_claim
 from tests.rows import all_rows, one_row, rewrite, until, until_blocked, value
 
 DAY_S = 86_400
-KEEP = Keep(checkpoints_s=7 * DAY_S, events_s=30 * DAY_S)
-NOTHING = Keep(checkpoints_s=None, events_s=None)
+KEEP = Keep(checkpoints_s=7 * DAY_S, events_s=30 * DAY_S, spans_s=30 * DAY_S)
+NOTHING = Keep(checkpoints_s=None, events_s=None, spans_s=None)
 
 CHECKPOINTS = ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
 
