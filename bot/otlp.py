@@ -16,6 +16,7 @@ from typing import Any
 
 from flow.settings import Settings
 from flow.spans import Span
+from flow.trace import Tree
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _KINDS = {"internal": 1, "client": 3}
@@ -48,28 +49,17 @@ def targets_of(settings: Settings) -> tuple[Target, ...]:
     return tuple(targets)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Told:
-    """What the spans of one thread have in common. `above_root`: the caller's span, if one came with the thread."""
-
-    thread_id: str
-    flow: str
-    trace_id: str
-    root_id: str
-    above_root: str | None = None
-
-
-def span_as_json(span: Span, told: Told, target: Target, hide: Callable[[str], str]) -> dict[str, Any]:
-    """One span that has ended. `hide` takes secrets out of texts."""
+def span_as_json(span: Span, tree: Tree, target: Target, hide: Callable[[str], str]) -> dict[str, Any]:
+    """One span of the tree that has ended. `hide` takes secrets out of texts."""
     assert span.ended_at is not None
-    above = told.above_root if span.span_id == told.root_id else span.parent_id or told.root_id
-    said = span.attributes | {"claim_flow.thread": told.thread_id, "claim_flow.flow": told.flow}
+    said = span.attributes | {"claim_flow.thread": tree.thread_id}
     if target.marks_models:
-        said |= {"langfuse.trace.name": told.flow, "langfuse.trace.metadata.thread": told.thread_id}
+        # It looks for these at each span, whichever comes first.
+        said |= {"langfuse.trace.name": tree.root.span.name, "langfuse.trace.metadata.thread": tree.thread_id}
         if "gen_ai.request.model" in span.attributes:
             said["langfuse.observation.type"] = "generation"
     made: dict[str, Any] = {
-        "traceId": told.trace_id,
+        "traceId": tree.trace_id,
         "spanId": span.span_id,
         "name": hide(span.name),
         "kind": _KINDS[span.kind],
@@ -77,8 +67,8 @@ def span_as_json(span: Span, told: Told, target: Target, hide: Callable[[str], s
         "endTimeUnixNano": _nanoseconds(span.ended_at),
         "attributes": attributes(said, hide),
     }
-    if above:
-        made["parentSpanId"] = above
+    if span.parent_id:
+        made["parentSpanId"] = span.parent_id
     if span.error:
         made["status"] = {"code": _STATUS_ERROR, "message": hide(span.error)}
     return made

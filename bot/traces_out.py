@@ -21,7 +21,7 @@ from typing import Any
 
 import aiohttp
 
-from bot.otlp import Target, Told, body_of, span_as_json, targets_of
+from bot.otlp import Target, body_of, span_as_json, targets_of
 from bot.webhooks_out import Answer, retry_after_s
 from flow import exports
 from flow.aio import to_its_end
@@ -29,7 +29,7 @@ from flow.database import AWAY, POLL_S, Connection, connect
 from flow.exports import Export, Part
 from flow.log import concerning, hider, secrets_of
 from flow.settings import Settings
-from flow.spans import Span, spans_of
+from flow.trace import tree_of
 
 log = logging.getLogger(__name__)
 
@@ -158,9 +158,10 @@ class _Lane:
 
     async def _said(self, conn: Connection, export: Export) -> dict[str, str]:
         """The spans that the target has not got, by id, each as JSON."""
-        told, spans = await _told_of(conn, export.thread_id)
+        tree = await tree_of(conn, export.thread_id)
+        spans = [node.span for _, node in tree.root.each()]
         return {
-            span.span_id: json.dumps(span_as_json(span, told, self._target, self._hide))
+            span.span_id: json.dumps(span_as_json(span, tree, self._target, self._hide))
             for span in spans
             if span.ended_at is not None and span.span_id not in export.sent
         }
@@ -225,24 +226,3 @@ def _say_what_was_left_out(target: Target, said: str) -> None:
         return
     if count or why:
         log.warning("%s has left out %s spans: %s", target.name, count, why[:200])
-
-
-async def _told_of(conn: Connection, thread_id: str) -> tuple[Told, list[Span]]:
-    """What the thread's spans have in common, and all of them, those that go on among them."""
-    row = await (
-        await conn.execute(
-            "SELECT flow, trace_of(t) AS trace_id, root_of(t) AS root_id, substr(traceparent, 37, 16) AS above_root,"
-            " created_at, ended_at FROM threads t WHERE thread_id = %s",
-            (thread_id,),
-        )
-    ).fetchone()
-    assert row is not None
-    root = Span(
-        span_id=row["root_id"],
-        parent_id=None,
-        name=row["flow"],
-        kind="internal",
-        started_at=row.pop("created_at"),
-        ended_at=row.pop("ended_at"),
-    )
-    return Told(thread_id=thread_id, **row), [root, *await spans_of(conn, thread_id)]

@@ -103,8 +103,10 @@ async def rows_left(conn: Connection) -> int:
     return found
 
 
-def names(collector: Collector) -> list[str]:
-    return sorted(span.name for span in collector.spans)
+def names(collector: Collector, *, of_request: int | None = None) -> list[str]:
+    """What was recorded, without what every thread has."""
+    found = collector.spans if of_request is None else collector.requests[of_request]
+    return sorted(span.name for span in found if span.name not in ("start", "thread claims"))
 
 
 # What is sent, and how often
@@ -119,7 +121,7 @@ async def test_a_span_is_sent_once_and_a_later_one_when_it_has_ended(
     assert await sweep(database_url, to(collector)) == (0, 0)
     await record(conn, "t1", "pay")
     assert await sweep(database_url, to(collector)) == (1, 0)
-    assert [span.name for span in collector.requests[1]] == ["pay"]
+    assert names(collector, of_request=1) == ["pay"]
     # The end of the thread is the end of its root.
     await conn.execute("UPDATE threads SET status = 'paid', due_at = NULL WHERE thread_id = 't1'")
     assert await sweep(database_url, to(collector)) == (1, 0)
@@ -135,9 +137,9 @@ async def test_it_says_what_it_is_from_and_of_which_thread(
     await traced(conn)
     settings = to(collector, otel_service_name="claims", otel_resource_attributes="deployment.environment.name=a%2Cb")
     await sweep(database_url, settings)
-    [span] = collector.spans
+    [span, _] = sorted(collector.spans, key=lambda span: span.name)
     assert (span.about["service.name"], span.about["deployment.environment.name"]) == ("claims", "a,b")
-    assert (span.said["claim_flow.thread"], span.said["claim_flow.flow"]) == ("t1", "claims")
+    assert (span.name, span.said["claim_flow.thread"]) == ("intake", "t1")
     row = await one_row(conn, "SELECT trace_of(t) AS trace, root_of(t) AS root FROM threads t")
     assert (span.trace, span.above) == (row["trace"], row["root"])
 
@@ -184,7 +186,7 @@ async def test_langfuse_is_told_which_spans_are_calls_of_a_model(
     assert said["chat m"]["langfuse.observation.type"] == "generation"
     assert said["chat m"]["gen_ai.usage.input_tokens"] == 90
     assert "langfuse.observation.type" not in said["intake"]
-    assert {each["langfuse.trace.name"] for each in said.values()} == {"claims"}
+    assert {each["langfuse.trace.name"] for each in said.values()} == {"thread claims"}
 
 
 async def test_what_is_new_while_a_request_is_on_its_way_is_sent_after_it(
@@ -200,7 +202,7 @@ async def test_what_is_new_while_a_request_is_on_its_way_is_sent_after_it(
         await exports.spread(conn)
         held.set()
     assert sending.result() == (2, 0)
-    assert [[span.name for span in each] for each in collector.requests] == [["intake"], ["pay"]]
+    assert [names(collector, of_request=number) for number in range(2)] == [["intake"], ["pay"]]
 
 
 async def test_what_a_sender_took_with_it_is_sent_by_the_next(
@@ -223,7 +225,7 @@ async def test_two_senders_side_by_side_send_each_span_once(
     for number in range(200):
         await traced(conn, f"t{number}")
     counts = await asyncio.gather(*(sweep(database_url, to(collector)) for _ in range(3)))
-    assert sum(sent for sent, _ in counts) == len(collector.spans) == len(collector.threads) == 200
+    assert sum(sent for sent, _ in counts) == len(names(collector)) == len(collector.threads) == 200
 
 
 # How much at a time
@@ -242,7 +244,7 @@ async def test_a_thousand_threads_do_not_make_one_request(
         " FROM generate_series(1, 1000) n, generate_series(1, 20) k"
     )
     assert await sweep(database_url, to(collector)) >= (1000, 0)
-    assert len(collector.spans) == 20_000
+    assert len(names(collector)) == 20_000
     assert max(map(len, collector.requests)) <= MOST_SPANS
     assert max(collector.sizes) <= MOST_BYTES * 1.1
     assert await value(conn, "SELECT count(*) FROM trace_exports WHERE due_at IS NOT NULL") == 0
@@ -257,8 +259,9 @@ async def test_a_thread_of_many_spans_takes_several_requests(
         " SELECT 't1', lpad(to_hex(k), 16, '0'), 'node', 'internal', now(), now() FROM generate_series(1, 1234) k"
     )
     await sweep(database_url, to(collector))
-    assert [len(each) for each in collector.requests] == [500, 500, 234]
-    assert len({span.id for span in collector.spans}) == 1234
+    # All of them, and its start.
+    assert [len(each) for each in collector.requests] == [500, 500, 235]
+    assert len({span.id for span in collector.spans}) == 1235
 
 
 async def test_long_texts_make_a_request_shorter(database_url: str, conn: Connection, collector: Collector) -> None:
@@ -266,7 +269,7 @@ async def test_long_texts_make_a_request_shorter(database_url: str, conn: Connec
     for _ in range(30):
         await record(conn, "t1", "chat", prompt="long " * 20_000)
     await sweep(database_url, to(collector))
-    assert len(collector.spans) == 30
+    assert len(names(collector)) == 30
     assert max(collector.sizes) <= MOST_BYTES * 1.1
 
 
@@ -334,9 +337,9 @@ async def test_an_answer_that_is_lost_or_too_late_means_once_more_and_does_no_ha
         assert await sweep(database_url, to(collector)) == (0, 1)
         await let_time_pass(conn)
     assert await sweep(database_url, to(collector)) == (1, 0)
-    # Taken twice, and still two spans of one trace.
-    assert len(collector.spans) == 4
-    assert [len(trace) for trace in collector.traces.values()] == [2]
+    # Taken twice, and still one trace with these and its start.
+    assert len(collector.spans) == 6
+    assert [len(trace) for trace in collector.traces.values()] == [3]
     never.set()
 
 
@@ -399,13 +402,13 @@ async def test_a_span_that_is_refused_is_given_up_and_takes_no_other_with_it(
     await sweep(database_url, to(collector))
     assert collector.threads == {"t0", "t1", "t3", "t4"}
     assert await alarms(conn) == [("t2", 1)]
-    assert "1 spans of this thread are given up: otlp answered 400" in caplog.text
+    assert "2 spans of this thread are given up: otlp answered 400" in caplog.text
     assert [kind for kind, _ in await failures_of(conn, "t2")] == ["trace"]
     assert await sweep(database_url, to(collector)) == (0, 0)
     # What comes after it is sent.
     await record(conn, "t2", "later")
     assert await sweep(database_url, to(collector)) == (1, 0)
-    assert [span.name for span in collector.requests[-1]] == ["later"]
+    assert names(collector, of_request=-1) == ["later"]
 
 
 async def test_a_span_that_breaks_the_target_holds_up_only_its_own_thread(
@@ -609,7 +612,7 @@ async def test_no_secret_goes_out_whoever_wrote_it_into_a_span(
     await start_claim(conn)
     await record(conn, "t1", f"call {token}", url=f"https://a.example/?token={secret}", why="hunter2-hunter2")
     await sweep(database_url, to(collector, payment_token=SecretStr("hunter2-hunter2")))
-    assert len(collector.spans) == 1
+    assert len(names(collector)) == 1
     for word in (secret, token, "hunter2-hunter2"):
         assert word.encode() not in collector.raw
 
