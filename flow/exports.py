@@ -63,7 +63,16 @@ async def add_targets(conn: Connection, names: Collection[str]) -> None:
 async def keep_targets(conn: Connection, names: Collection[str]) -> None:
     """The same, and every other target goes, with all that was to be sent there."""
     await add_targets(conn, names)
+    others = await conn.execute(
+        "SELECT FROM trace_targets WHERE name <> ALL(%(names)s)"
+        " UNION ALL SELECT FROM trace_marks WHERE cardinality(%(names)s) = 0 LIMIT 1",
+        {"names": sorted(names)},
+    )
+    if await others.fetchone() is None:
+        return
     async with conn.transaction():
+        # Whoever still sends there locks exports first, and the target after them.
+        await conn.execute("LOCK TABLE trace_exports IN EXCLUSIVE MODE")
         await conn.execute("DELETE FROM trace_targets WHERE name <> ALL(%s)", (sorted(names),))
         if not names:
             await conn.execute("DELETE FROM trace_marks")
@@ -81,7 +90,7 @@ async def _spread_some(conn: Connection) -> int:
             "WITH gone AS (DELETE FROM trace_marks WHERE ctid = ANY(ARRAY("
             "SELECT ctid FROM trace_marks LIMIT %s FOR UPDATE SKIP LOCKED)) RETURNING thread_id),"
             " made AS (INSERT INTO trace_exports AS e (target, thread_id)"
-            # In one order: two who do this at a time cannot wait for each other.
+            # Everybody changes exports in this order: so nobody waits for somebody who waits for them.
             " SELECT name, thread_id FROM trace_targets, threads WHERE thread_id IN (SELECT thread_id FROM gone)"
             " ORDER BY 1, 2"
             # One that is leased, or put off, is sent after that.
@@ -120,7 +129,7 @@ async def lease(conn: Connection, target: str) -> list[Export]:
 async def mark_sent(conn: Connection, parts: Collection[Part]) -> None:
     """The target has these. What has something new meanwhile, or more than went out, is due again."""
     async with conn.transaction():
-        for part in parts:
+        for part in sorted(parts, key=lambda part: part.export.thread_id):
             await _keep(conn, part, error=None)
         # Where nothing was sent nobody has taken anything.
         if taking := {part.export.target for part in parts if part.spans}:
@@ -134,7 +143,7 @@ async def mark_sent(conn: Connection, parts: Collection[Part]) -> None:
 async def put_back(conn: Connection, exports: Iterable[Export], *, alone: bool = False) -> None:
     """They did not go out, or perhaps did: due again now, after all others; each by itself from now on, if `alone`."""
     async with conn.transaction():
-        for export in exports:
+        for export in sorted(exports, key=lambda export: export.thread_id):
             await conn.execute(
                 "UPDATE trace_exports SET due_at = clock_timestamp(), alone = alone OR %s"
                 " WHERE target = %s AND thread_id = %s AND attempt = %s",

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,9 @@ from flow.errors import SettingError
 from flow.notices import failures_of
 from flow.settings import Settings, read_settings
 from tests.collector import Collector, Fault
+from tests.command import Terminal
+from tests.local_slack import free_port
+from tests.model_server import KEY, FaultyModel, advice, content
 from tests.people import start_claim
 from tests.rows import all_rows, one_row, until, value
 
@@ -107,6 +111,81 @@ def names(collector: Collector, *, of_request: int | None = None) -> list[str]:
     """What was recorded, without what every thread has."""
     found = collector.spans if of_request is None else collector.requests[of_request]
     return sorted(span.name for span in found if span.name not in ("start", "thread claims"))
+
+
+# Whole
+
+
+async def test_a_claim_of_three_processes_arrives_as_one_trace(
+    database_url: str, conn: Connection, collector: Collector, langfuse: Collector, tmp_path: Path
+) -> None:
+    async with FaultyModel(content(advice())) as model:
+        terminal = Terminal(
+            tmp_path,
+            DATABASE_URL=database_url,
+            OTEL_EXPORTER_OTLP_ENDPOINT=collector.url,
+            LANGFUSE_PUBLIC_KEY="pk-lf-1",
+            LANGFUSE_SECRET_KEY="sk-lf-2",
+            LANGFUSE_HOST=langfuse.url,
+            OPENAI_API_KEY=KEY,
+            OPENAI_BASE_URL=model.base_url,
+        )
+        words = ("--amount", "250", "--payee", "Zephyrine", "--note", "for the quiet birthday")
+        assert (await terminal.run_meanwhile("start", "--thread", "t1", *words)).code == 0
+    assert (await terminal.run_meanwhile("deliver")).out == "2 sent, 0 not\n"
+    [early] = collector.traces.values()
+    assert not any(span.name.startswith(("wait for", "thread")) for span in early.values())
+    decided = await terminal.run_meanwhile("resume", "--thread", "t1", "--approve", "--reason", "because of cake")
+    assert decided.code == 0
+    assert (await terminal.run_meanwhile("deliver")).out == "2 sent, 0 not\n"
+    assert (await terminal.run_meanwhile("deliver")).out == "0 sent, 0 not\n"
+
+    [(trace_id, trace)] = collector.traces.items()
+    assert trace_id == await value(conn, "SELECT trace_of(t) FROM threads t")
+    [root] = [span for span in trace.values() if span.above is None]
+    assert root.name == "thread claims"
+    assert all(span.above in trace for span in trace.values() if span is not root)
+    assert all(root.start_ns <= span.start_ns for span in trace.values())
+    found = [span.name for span in trace.values()]
+    assert found.count("drive") == 2
+    assert {"start", "intake", "wait for approval", "approve", "pay", "payment"} <= set(found)
+    # Nothing was sent twice.
+    assert (
+        len(collector.spans) == len(trace) == await value(conn, "SELECT cardinality(sent) FROM trace_exports LIMIT 1")
+    )
+    # Langfuse has the same, and knows the model's call.
+    assert langfuse.traces.keys() == collector.traces.keys()
+    assert langfuse.traces[trace_id].keys() == trace.keys()
+    [call] = [span for span in langfuse.spans if span.said.get("langfuse.observation.type") == "generation"]
+    assert (call.said["gen_ai.usage.input_tokens"], call.said["gen_ai.usage.output_tokens"]) == (100, 20)
+    for word in (b"Zephyrine", b"birthday", b"cake", KEY.encode(), b"sk-lf-2", b"Three chairs", b"no receipt"):
+        assert word not in collector.raw + langfuse.raw
+
+
+async def test_a_server_sends_them_by_itself_and_one_without_the_setting_forgets_what_was_left(
+    database_url: str, conn: Connection, tmp_path: Path
+) -> None:
+    async with Collector() as collector:
+        settings = {"DATABASE_URL": database_url, "PORT": str(free_port()), "STAND_BY": "1"}
+        terminal = Terminal(tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT=collector.url, **settings)
+
+        async def has_all_of_t1() -> bool:
+            return "thread claims" in [span.name for span in collector.spans]
+
+        async with terminal.service("serve") as serve:
+            assert (await terminal.run_meanwhile("start", "--thread", "t1", "--amount", "20")).code == 0
+            await serve.until(has_all_of_t1)
+        assert collector.mistakes == []
+    # Nobody is there to take what is of this one.
+    assert (await terminal.run_meanwhile("start", "--thread", "t2", "--amount", "250")).code == 0
+    assert await rows_left(conn) > 2
+
+    async def is_empty() -> bool:
+        return await rows_left(conn) == 0
+
+    del terminal.environment["OTEL_EXPORTER_OTLP_ENDPOINT"]
+    async with terminal.service("bot") as bot:
+        await bot.until(is_empty)
 
 
 # What is sent, and how often
@@ -226,6 +305,32 @@ async def test_two_senders_side_by_side_send_each_span_once(
         await traced(conn, f"t{number}")
     counts = await asyncio.gather(*(sweep(database_url, to(collector)) for _ in range(3)))
     assert sum(sent for sent, _ in counts) == len(names(collector)) == len(collector.threads) == 200
+
+
+async def test_writers_and_senders_side_by_side_wait_for_nobody_and_lose_nothing(
+    database_url: str, conn: Connection, crowd: list[Connection], collector: Collector
+) -> None:
+    threads = [f"t{number}" for number in range(40)]
+    for thread_id in threads:
+        await start_claim(conn, thread_id)
+
+    async def write(conn: Connection, who: int) -> None:
+        for turn in range(5):
+            # Each in another order, and in transactions of several threads.
+            mixed = threads[turn * who :] + threads[: turn * who]
+            async with conn.transaction():
+                for thread_id in mixed[:: who + 1]:
+                    await record(conn, thread_id, f"{who}-{turn}")
+
+    async def send() -> None:
+        for _ in range(4):
+            await sweep(database_url, to(collector))
+
+    await asyncio.gather(*(write(each, who) for who, each in enumerate(crowd)), *(send() for _ in range(3)))
+    await sweep(database_url, to(collector))
+    recorded = await value(conn, "SELECT count(*) FROM spans")
+    assert len({span.id for span in collector.spans}) == recorded + len(threads)
+    assert await value(conn, "SELECT count(*) FROM trace_exports WHERE due_at IS NOT NULL") == 0
 
 
 # How much at a time
