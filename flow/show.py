@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from flow.spans import Span
-    from flow.trace import Tree
+    from flow.trace import Node, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,17 +242,17 @@ def print_tree(tree: Tree) -> None:
     for number in (1, 2, 3):
         table.columns[number].justify = "right"
     table.columns[0].overflow = table.columns[4].overflow = "fold"
-    for depth, node in tree.root.each():
+    for guide, node in _guided(tree.root):
         span = node.span
         took = "" if span.ended_at == span.started_at else in_time(tree.lasted(span))
         cells = (
-            f"{'  ' * depth}{visible(span.name)}",
+            guide + visible(span.name),
             took if span.ended_at else f"{took} so far",
             in_time(node.waiting) if node.waiting else "",
             " + ".join(f"{count:,}" for count in tokens_of(span)) if any(tokens_of(span)) else "",
             visible("; ".join([*([f"failed: {span.error}"] if span.error else []), *_told_of(span)])),
         )
-        style = "red" if span.error else "yellow" if node.waiting and depth else ""
+        style = "red" if span.error else "yellow" if node.waiting and guide else ""
         table.add_row(*(Text(cell, style=style) for cell in cells))
     asked, answered = tree.tokens
     console = _console()
@@ -263,6 +263,14 @@ def print_tree(tree: Tree) -> None:
         *([f"{asked:,} + {answered:,} tokens"] if asked or answered else []),
     ]
     console.print(Text(f"trace {tree.trace_id}: {', '.join(parts)}"))
+
+
+def _guided(node: Node, own: str = "", below: str = "") -> Iterator[tuple[str, Node]]:
+    """Each node with the lines that lead to it."""
+    yield own, node
+    for child in node.children:
+        is_last = child is node.children[-1]
+        yield from _guided(child, below + ("└─ " if is_last else "├─ "), below + ("   " if is_last else "│  "))
 
 
 def _told_of(span: Span) -> list[str]:

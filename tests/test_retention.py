@@ -695,7 +695,8 @@ async def _lost(act: Awaitable[Any]) -> bool:
 def test_a_time_is_written_as_in_the_policy(monkeypatch: pytest.MonkeyPatch, text: str, seconds: int | None) -> None:
     monkeypatch.setenv("CHECKPOINT_RETENTION", text)
     monkeypatch.setenv("EVENT_RETENTION", text)
-    assert Keep.of(read_settings()) == Keep(checkpoints_s=seconds, events_s=seconds)
+    monkeypatch.setenv("SPAN_RETENTION", text)
+    assert Keep.of(read_settings()) == Keep(checkpoints_s=seconds, events_s=seconds, spans_s=seconds)
 
 
 @pytest.mark.parametrize("text", ["7", "0 days", "-1 days", "a week", "7 years", "999999 weeks"])

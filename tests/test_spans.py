@@ -229,7 +229,8 @@ async def test_nothing_private_is_in_a_trace(
     bank.faults.append(400)
     assert (await terminal.run_meanwhile("start", "--thread", "t1", *CLAIM)).code == 0
     reason = ("--reason", "my secret reason")
-    assert (await terminal.run_meanwhile("resume", "--thread", "t1", "--approve", *reason)).code == 0
+    refused = await terminal.run_meanwhile("resume", "--thread", "t1", "--approve", *reason)
+    assert "told to answer 400" in refused.err
     asked = json.dumps(model.requests)
     assert "Dear Payee" in asked and "secret office" in asked
     text = str(await all_rows(conn, "SELECT * FROM spans")) + json.dumps((await tree_of(conn, "t1")).as_json())
@@ -541,8 +542,8 @@ async def test_waits_side_by_side_are_counted_once(conn: Connection) -> None:
     """Two approvals of one thread that overlap by half."""
     await start_claim(conn)
     add: LiteralString = (
-        "INSERT INTO approvals (interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers, required,"
-        " rank, status, requested_at, settled_at) VALUES (%s, 't1', %s, '{}', '', 'cli:ann', '{}', 1, 0, 'approved',"
+        "INSERT INTO approvals (interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers,"
+        " required, rank, status, requested_at, settled_at) VALUES (%s, 't1', %s, '{}', '', 'cli:ann', '{}', 1, 0, 'approved',"
         " (SELECT created_at FROM threads) + %s * interval '1 hour', (SELECT created_at FROM threads) + %s * interval"
         " '1 hour')"
     )
