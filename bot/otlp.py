@@ -56,8 +56,14 @@ def span_as_json(span: Span, tree: Tree, target: Target, hide: Callable[[str], s
     if target.marks_models:
         # It looks for these at each span, whichever comes first.
         said |= {"langfuse.trace.name": tree.root.span.name, "langfuse.trace.metadata.thread": tree.thread_id}
-        if "gen_ai.request.model" in span.attributes:
+        if "gen_ai.request.model" in said:
             said["langfuse.observation.type"] = "generation"
+            # Only there with TRACE_CONTENT.
+            said |= {
+                f"langfuse.observation.{way}": said.pop(name)
+                for way in ("input", "output")
+                if (name := f"gen_ai.{way}.messages") in said
+            }
     made: dict[str, Any] = {
         "traceId": tree.trace_id,
         "spanId": span.span_id,

@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from bot.blocks import alarm
 from bot.doctor import Finding, examine
 from bot.traces_out import MOST_BYTES, MOST_SPANS, TraceSender
 from flow import exports
 from flow.database import Connection
 from flow.errors import SettingError
 from flow.notices import failures_of
+from flow.retention import Keep, foresee, prune
 from flow.settings import Settings, read_settings
+from flow.threads import thread_of
 from tests.collector import Collector, Fault
 from tests.command import Terminal
 from tests.local_slack import free_port
@@ -258,12 +261,13 @@ async def test_langfuse_is_told_which_spans_are_calls_of_a_model(
     await conn.execute(
         "INSERT INTO spans (thread_id, span_id, name, kind, started_at, ended_at, attributes) VALUES ('t1',"
         " 'aaaaaaaaaaaaaaaa', 'chat m', 'client', now(), now(), '{\"gen_ai.request.model\": \"m\","
-        ' "gen_ai.usage.input_tokens": 90, "gen_ai.usage.output_tokens": 30}\')'
+        ' "gen_ai.usage.input_tokens": 90, "gen_ai.usage.output_tokens": 30, "gen_ai.input.messages": "[]"}\')'
     )
     await sweep(database_url, to(langfuse))
     said = {span.name: span.said for span in langfuse.spans}
     assert said["chat m"]["langfuse.observation.type"] == "generation"
     assert said["chat m"]["gen_ai.usage.input_tokens"] == 90
+    assert said["chat m"]["langfuse.observation.input"] == "[]"
     assert "langfuse.observation.type" not in said["intake"]
     assert {each["langfuse.trace.name"] for each in said.values()} == {"thread claims"}
 
@@ -460,6 +464,8 @@ async def test_a_key_that_is_refused_is_an_alarm_once_until_it_worked(
     assert await alarms(conn) == [("t1", 1)]
     [(kind, error)] = await failures_of(conn, "t1")
     assert (kind, error.startswith("langfuse answered 401")) == ("trace", True)
+    told = alarm(await thread_of(conn, "t1"), [(kind, error)])
+    assert told is not None and "Traces do not get out, this one first (langfuse answered 401" in told
     for number in range(2, 4):
         await traced(conn, f"t{number}")
         await let_time_pass(conn)
@@ -470,6 +476,7 @@ async def test_a_key_that_is_refused_is_an_alarm_once_until_it_worked(
     assert await sweep(database_url, to(langfuse)) == (3, 0)
     assert langfuse.threads == {"t1", "t2", "t3"}
     assert await failures_of(conn, "t1") == []
+    assert alarm(await thread_of(conn, "t1"), []) is None
     await record(conn, "t1", "pay")
     await sweep(database_url, wrong)
     assert await alarms(conn) == [("t1", 2)]
@@ -581,6 +588,27 @@ async def test_a_sender_whose_target_another_process_took_out_takes_it_up_again(
     await sweep(database_url, to(collector))
     await traced(conn)
     assert await sweep(database_url, to(collector)) == (1, 0)
+
+
+async def test_what_was_sent_is_forgotten_with_the_spans(
+    database_url: str, conn: Connection, collector: Collector
+) -> None:
+    for thread_id in ("old", "new"):
+        await traced(conn, thread_id)
+    await sweep(database_url, to(collector))
+    keep = Keep.of(Settings())
+    assert (await prune(conn, keep)).rows == 0
+    for column, table in (("started_at", "spans"), ("marked_at", "trace_exports")):
+        await conn.execute(
+            f"UPDATE {table} SET {column} = {column} - interval '31 days' WHERE thread_id = 'old'".encode()
+        )
+    assert (await foresee(conn, keep)).rows == 2
+    assert (await prune(conn, keep)).rows == 2
+    assert await value(conn, "SELECT thread_id FROM trace_exports") == "new"
+    # The thread goes on: what is new of it is sent, and all that its rows tell once more, which does no harm.
+    await record(conn, "old", "pay")
+    assert await sweep(database_url, to(collector)) == (1, 0)
+    assert sorted(len(trace) for trace in collector.traces.values()) == [2, 3]
 
 
 # Settings
