@@ -29,6 +29,7 @@ from flow.embedded import ensure_server_user
 from flow.flows import Flows
 from flow.settings import Settings
 from tests.folders import server_folder
+from tests.local_slack import LocalSlack, free_port
 
 # These take minutes: what is begun last keeps one worker busy while the others have nothing to do.
 _LONG = (
@@ -134,6 +135,19 @@ async def crowd(database_url: str) -> AsyncIterator[list[Connection]]:
 def flows() -> Flows:
     """The claim flow, compiled once, as every process does."""
     return Flows([FLOW])
+
+
+@pytest.fixture
+def port() -> int:
+    """Where the bot listens."""
+    return free_port()
+
+
+@pytest.fixture
+def slack(port: int) -> Iterator[LocalSlack]:
+    """The local Slack, whose buttons and modals reach the bot there."""
+    with LocalSlack(request_url=f"http://127.0.0.1:{port}/slack/events") as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
