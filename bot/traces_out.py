@@ -144,7 +144,12 @@ class _Lane:
         """What fits into one request: of each thread, in their order, what the target has not got."""
         batch, size = _Batch(parts=[], spans=[]), 0
         for export in leased:
-            said = await self._said(conn, export)
+            try:
+                said = await self._said(conn, export)
+            except (ArithmeticError, KeyError, TypeError, ValueError):
+                # One that we cannot write must not keep the others waiting.
+                log.exception("thread %s: its trace cannot be sent", export.thread_id)
+                said = {}
             fitting: list[str] = []
             for span_id, text in said.items():
                 size += len(text)
@@ -212,7 +217,7 @@ async def post(http: aiohttp.ClientSession, target: Target, body: bytes) -> Answ
         return Answer(status=status, text="")
     return Answer(
         status=404 if is_page and status < 300 else status,
-        text="a page, and not what takes traces" if is_page else " ".join(said.split()),
+        text=f"a page, with status {status}: it takes no traces" if is_page else " ".join(said.split()),
         retry_after_s=wait_s,
     )
 

@@ -540,6 +540,18 @@ async def test_a_span_that_breaks_the_target_holds_up_only_its_own_thread(
     assert await alarms(conn) == []
 
 
+async def test_a_trace_that_cannot_be_written_holds_up_no_other(
+    database_url: str, conn: Connection, collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    for thread_id in ("t1", "t2", "t3"):
+        await traced(conn, thread_id)
+    await conn.execute("UPDATE spans SET attributes = '[1]' WHERE thread_id = 't2'")
+    await sweep(database_url, to(collector))
+    assert collector.threads == {"t1", "t3"}
+    assert "thread t2: its trace cannot be sent" in caplog.text
+    assert await sweep(database_url, to(collector)) == (0, 0)
+
+
 async def test_what_a_collector_left_out_is_logged(
     database_url: str, conn: Connection, collector: Collector, caplog: pytest.LogCaptureFixture
 ) -> None:
