@@ -42,8 +42,8 @@ _ANSWER_BYTES = 1 << 14
 
 # The specification's own: the same request may be sent again. Any other 5xx is taken for a trouble of the target, too.
 _LATER = (429, 502, 503, 504)
-# The address or the key is wrong: no request can succeed until somebody mends it.
-_CLOSED = (401, 403, 404, 405)
+# The key or the address is wrong, or it takes no JSON: no request can succeed until somebody mends it.
+_CLOSED = (401, 403, 404, 405, 415)
 
 
 class TraceSender:

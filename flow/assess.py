@@ -21,10 +21,9 @@ from pydantic.types import Strict
 from flow.advice import advice_of
 from flow.database import Connection
 from flow.inputs import storable
-from flow.log import hider, secrets_of
 from flow.model import Advice, Claim
 from flow.settings import Settings
-from flow.spans import address_of, span
+from flow.spans import address_of, messages_kept, span
 from flow.threads import thread_of
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ TIMEOUT_S = 10.0
 _LONGEST_SUMMARY, _LONGEST_RISK, _MOST_RISKS = 400, 120, 5
 # Of an answer that is sent back for repair, and of what is wrong with it; a good answer is a third of this.
 _LONGEST = 4_000
+_LONGEST_NAME = 200
 
 _OPENROUTER_URL = "https://openrouter.ai/api/v1"
 _OPENAI_URL = "https://api.openai.com/v1"
@@ -86,9 +86,8 @@ class Adviser:
     base_url: str
     model: str
     timeout_s: float = TIMEOUT_S
-    # As traces name whoever runs it; and what takes secrets out of what is said, for traces that keep it.
+    # As traces name whoever runs it.
     provider: str = "openai"
-    content: Callable[[str], str] | None = None
 
     async def ask(self, claim: Claim) -> tuple[Answer, int, int]:
         """The answer, and the prompt and completion tokens that it took. One try to repair an unusable one.
@@ -147,8 +146,8 @@ class Adviser:
             "server.address": address_of(self.base_url),
         }
         with span(f"chat {self.model}", kind="client", **asked) as call:
-            if self.content:
-                call.note(**{"gen_ai.input.messages": self.content(json.dumps(messages, ensure_ascii=False))})
+            asked_with = [(each["role"], str(each.get("content"))) for each in messages]
+            call.note(**{"gen_ai.input.messages": messages_kept(asked_with)})
             completion = await client.chat.completions.create(
                 model=self.model,
                 messages=messages,
@@ -159,13 +158,13 @@ class Adviser:
             )
             call.note(
                 **{
-                    "gen_ai.response.model": str(completion.model or "") or None,
+                    "gen_ai.response.model": str(completion.model or "")[:_LONGEST_NAME] or None,
                     "gen_ai.usage.input_tokens": _tokens(completion, "prompt_tokens"),
                     "gen_ai.usage.output_tokens": _tokens(completion, "completion_tokens"),
                 }
             )
-            if self.content and completion.choices:
-                call.note(**{"gen_ai.output.messages": self.content(completion.choices[0].message.content or "")})
+            answers = [(each.message.role, each.message.content or "") for each in completion.choices]
+            call.note(**{"gen_ai.output.messages": messages_kept(answers)})
             return completion
 
 
@@ -180,7 +179,6 @@ def adviser_of(settings: Settings) -> Adviser | None:
         base_url=settings.openai_base_url or (_OPENROUTER_URL if through_openrouter else _OPENAI_URL),
         model=settings.model or (f"openai/{_DEFAULT_MODEL}" if through_openrouter else _DEFAULT_MODEL),
         provider="openrouter" if through_openrouter else "openai",
-        content=hider(secrets_of(settings)) if settings.trace_content else None,
     )
 
 

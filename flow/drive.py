@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
@@ -91,18 +91,20 @@ async def drive(
     slice_s: float = math.inf,
     findings: Findings | None = None,
     spans: bool = True,
+    hide: Callable[[str], str] | None = None,
 ) -> Outcome:
     """Drive the thread on this connection until it waits for a person or is over, or has been driven for `slice_s`.
 
     `locked`: somebody else drives it. `stuck`: it needs a person, for the reason in its row. `unavailable`: none of
     `flows` is the thread's. `unfinished`: it is due for the rest. Raises DriveFailed if a step failed and will be tried
     again later. A lost connection rises as it is: nothing more can be written, and nothing needs to be. `findings` is
-    filled in for whoever counts; `spans`: whether the thread's trace says what this drive does.
+    filled in for whoever counts; `spans`: whether the thread's trace says what this drive does;
+    `hide`: what takes secrets out of what models are asked and answer, if the trace keeps that.
     """
     findings = findings or Findings()
     if not await threads.try_lock(conn, thread_id):
         return "locked"
-    recorder = Recorder("drive", on=spans, pid=os.getpid())
+    recorder = Recorder("drive", on=spans, hide=hide, pid=os.getpid())
     pen = Pen(conn=conn, policy=policy, adviser=adviser, provider=provider, spans=recorder)
     try:
         return await _drive_locked(pen, thread_id, flows, slice_s, findings)

@@ -118,11 +118,20 @@ class Recorder:
     """The spans of one piece of work for a thread, in this process and on any of its threads, until they are written.
 
     `top` is the work itself, and the others are within it; `around` says in which of them whatever begins here is, if
-    no span of this module says it. One that is not `on` records nothing.
+    no span of this module says it. One that is not `on` records nothing. `hide` takes secrets out of what models are
+    asked and answer; None: that is not recorded at all.
     """
 
-    def __init__(self, name: str, *, on: bool = True, kind: Kind = "internal", **said: Any) -> None:
-        self.on = on
+    def __init__(
+        self,
+        name: str,
+        *,
+        on: bool = True,
+        hide: Callable[[str], str] | None = None,
+        kind: Kind = "internal",
+        **said: Any,
+    ) -> None:
+        self.on, self.hide = on, hide
         self.top = self.begin(name, kind=kind, **said)
         self.around: Callable[[], str] = lambda: self.top.span_id
         self._ended: list[Live] = []
@@ -208,6 +217,18 @@ def here() -> str | None:
     """The id of the span that goes on here; None: nothing is recorded."""
     current = _current.get()
     return current.span_id if current else None
+
+
+def messages_kept(messages: Sequence[tuple[str, str]]) -> str | None:
+    """What a model was asked, or answered, as pairs of role and text; None: it is not kept here.
+
+    Format: https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-input-messages.json
+    """
+    current = _current.get()
+    if current is None or (hide := current.recorder.hide) is None:
+        return None
+    kept = [{"role": role, "parts": [{"type": "text", "content": hide(text)}]} for role, text in messages]
+    return json.dumps(kept, ensure_ascii=False)
 
 
 def id_of(*what: Any) -> str:

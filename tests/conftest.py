@@ -38,14 +38,29 @@ _LONG = (
     "test_boundaries_start.py",
     "test_boundaries_deliver.py",
     "test_boundaries_click.py",
-    "test_kills.py",
-    "test_patterns_payment.py",
+    "test_outages.py",
+    "test_signals.py",
+    "test_many_machines.py",
+    "test_many_at_once.py",
     "test_orders.py",
+    "test_kills.py",
+    "test_command_line.py",
+    "test_patterns_approvals.py",
+    "test_metrics.py",
+    "test_doctor.py",
+    "test_patterns_payment.py",
     "test_fifty_cards.py",
+    "test_failover.py",
+    "test_restore.py",
 )
 
 # Also what would send a test's data to an outside service.
 _FOREIGN_PREFIXES = ("SLACK_", "LANGSMITH_", "LANGCHAIN_", "LANGGRAPH_", "LANGFUSE_", "OPENAI_", "OPENROUTER_", "OTEL_")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two for each core: tests of processes that end and come back wait as long as they compute."""
+    return 2 * (os.cpu_count() or 1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -487,10 +487,11 @@ async def test_a_key_that_is_refused_is_an_alarm_once_until_it_worked(
     [
         Fault(status=403),
         Fault(status=404),
+        Fault(status=415),
         Fault(status=307, headers={"Location": "/elsewhere"}),
         Fault(body="<p>Sign in", kind="text/html"),
     ],
-    ids=["403", "404", "a redirect", "a page"],
+    ids=["403", "404", "415", "a redirect", "a page"],
 )
 async def test_an_address_that_takes_no_traces_is_an_alarm_and_loses_none(
     database_url: str, conn: Connection, collector: Collector, fault: Fault
