@@ -281,8 +281,8 @@ def _kept(text: str) -> str:
     return storable(text[:_LONGEST])
 
 
-def _storable(value: str | float) -> str | float:
-    """As JSON in Postgres can hold it."""
-    if isinstance(value, str):
-        return storable(value[:_LONGEST_VALUE])
-    return value if math.isfinite(value) else str(value)
+def _storable(value: object) -> str | float:
+    """As JSON in Postgres can hold it, whatever a model's library says: a span must not keep a drive from its end."""
+    if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return storable(str(value)[:_LONGEST_VALUE])

@@ -75,11 +75,17 @@ async def test_whatever_a_span_is_told_can_be_written(conn: Connection) -> None:
     recorder = Recorder("work")
     with recorded_by(recorder), span("outer\x00") as outer, span("POST", kind="client") as call:
         call.answered(200)
-        call.note(what="NUL \x00 and \ud800", missing=float("nan"), nothing=None)
+        odd: Any = ["a list"]
+        call.note(what="NUL \x00 and \ud800", missing=float("nan"), nothing=None, odd=odd)
     await recorder.write(conn, "t1")
     posted = await the_span(conn, "POST")
     assert posted.parent_id == outer.span_id == (await the_span(conn, "outer�")).span_id
-    assert posted.attributes == {"http.response.status_code": 200, "what": "NUL � and �", "missing": "nan"}
+    assert posted.attributes == {
+        "http.response.status_code": 200,
+        "what": "NUL � and �",
+        "missing": "nan",
+        "odd": "['a list']",
+    }
 
 
 async def test_times_are_the_databases_whatever_this_machines_clock_says(
