@@ -36,7 +36,8 @@ _FILL = """
         '{"amount": "250", "currency": "USD", "payee": "ACME", "note": "three chairs"}', 'cli:ann',
         CASE WHEN g %% 1000 = 0 THEN 'running' WHEN g %% 100 = 1 THEN 'waiting' ELSE 'paid' END,
         CASE WHEN g %% 1000 = 0 THEN clock_timestamp() - g * interval '1 millisecond' END,
-        clock_timestamp() - g * interval '1 second', CASE WHEN g %% 1000 > 0 AND g %% 100 <> 1 THEN clock_timestamp() END
+        clock_timestamp() - g * interval '1 second',
+        CASE WHEN g %% 1000 > 0 AND g %% 100 <> 1 THEN clock_timestamp() END
     FROM generate_series(1, %(many)s) AS g
 """
 
@@ -87,9 +88,7 @@ async def _figures(conn: Connection, prefix: str, many: int, rounds: int) -> dic
         "a decision wakes its thread": await _median(lambda each: threads.wake(conn, each), chosen),
         "a drive takes its thread": await _median(lambda each: threads.take(conn, each), chosen),
         "a new thread": await _median(lambda each: start_claim(conn, f"{prefix}-{each}"), chosen),
-        "the newest fifty": await _median(
-            lambda _: threads.latest_threads(conn, status=None, limit=50), chosen
-        ),
+        "the newest fifty": await _median(lambda _: threads.latest_threads(conn, status=None, limit=50), chosen),
     }
     began = time.perf_counter()
     await conn.execute("VACUUM threads")
