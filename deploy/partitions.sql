@@ -4,7 +4,7 @@
 --
 -- As the owner of the tables, while nothing of claim-flow runs. Safe to repeat: what is partitioned stays as it is.
 
-CREATE FUNCTION pg_temp.partition_by_thread(name text, partitions integer) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION pg_temp.partition_by_thread(name text, partitions integer) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     plain regclass := name::regclass;
     -- Everything of it has its name again: later migrations know keys, indexes and triggers by theirs.

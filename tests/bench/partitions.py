@@ -1,4 +1,4 @@
-"""What deploy/partitions.sql changes at a million threads: the same database, measured before it and after.
+"""What deploy/partitions.sql changes at a million threads: one database with it and one without, side by side.
 
     uv run python -m tests.bench.partitions
     uv run python -m tests.bench.partitions --threads 20000
@@ -12,9 +12,9 @@ import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import click
 import psycopg
@@ -46,74 +46,83 @@ _FILL = """
 @click.option("--threads", "many", type=click.IntRange(1000), default=1_000_000, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=500, show_default=True, help="How often each is measured.")
 def main(many: int, rounds: int) -> None:
-    """Measure one table and sixteen partitions, and print the figures."""
+    """Measure one table and sixteen partitions, turn by turn, and print the figures."""
     with (
         tempfile.TemporaryDirectory(prefix="claim-flow-bench-") as home,
         server(Path(home)) as server_url,
         psycopg.connect(server_url, autocommit=True) as admin,
-        database(server_url, admin) as url,
+        database(server_url, admin) as plain,
+        database(server_url, admin) as parted,
     ):
         click.echo(f"{machine(versions_of(admin))}; {many:,} threads")
-        asyncio.run(_measure(url, many, rounds))
+        asyncio.run(_compare(plain, parted, many, rounds))
 
 
-async def _measure(url: str, many: int, rounds: int) -> None:
-    async with await connect(url, "drive") as conn:
-        await ensure_schema(url, conn)
-        await ensure_checkpoint_tables(url, conn)
-        await conn.execute(_FILL, {"flow": CLAIM_FLOW, "version": CLAIM_FLOW_VERSION, "many": many})
-        before = await _figures(conn, "plain", many, rounds)
+async def _compare(plain: str, parted: str, many: int, rounds: int) -> None:
+    async with await connect(plain, "drive") as one, await connect(parted, "drive") as other:
+        for url, conn in ((plain, one), (parted, other)):
+            await ensure_schema(url, conn)
+            await ensure_checkpoint_tables(url, conn)
+            await conn.execute(_FILL, {"flow": CLAIM_FLOW, "version": CLAIM_FLOW_VERSION, "many": many})
         began = time.perf_counter()
-        async with conn.transaction():
-            await conn.execute(SCRIPT.read_bytes(), prepare=False)
+        async with other.transaction():
+            await other.execute(SCRIPT.read_bytes(), prepare=False)
         took_s = time.perf_counter() - began
-        after = await _figures(conn, "parted", many, rounds)
-    click.echo("\n| | one table | 16 partitions |\n|---|---|---|")
-    for name, figure in before.items():
-        click.echo(f"| {name} | {figure} | {after[name]} |")
-    click.echo(f"\nthe script took {took_s:.0f} s")
+        for conn in (one, other):
+            await conn.execute("VACUUM ANALYZE")
+            await conn.execute("CHECKPOINT")
+        click.echo("\n| | one table | 16 partitions |\n|---|---|---|")
+        for name, act in _ACTS.items():
+            click.echo(f"| {name} | {' | '.join(await _medians(act, (one, other), many, rounds))} |")
+        for name, statements in _CHORES.items():
+            click.echo(
+                f"| {name} | {' | '.join([await _seconds(*each) for each in zip((one, other), statements, strict=True)])} |"
+            )
+        click.echo(f"\nthe script took {took_s:.0f} s")
 
 
-async def _figures(conn: Connection, prefix: str, many: int, rounds: int) -> dict[str, str]:
-    await conn.execute("VACUUM ANALYZE")
-    await conn.execute("CHECKPOINT")
-    flows = [flow_key(CLAIM_FLOW, CLAIM_FLOW_VERSION)]
-    # Spread over the whole table.
-    chosen = [f"t{1 + 100 * (each * 7919 % (many // 100))}" for each in range(rounds)]
-    found = {
-        "the due scan": await _median(
-            lambda _: threads.due_threads(conn, flows=flows, drive_timeout_s=120.0, limit=100), chosen
-        ),
-        "a thread by its id": await _median(lambda each: threads.thread_of(conn, each), chosen),
-        "a decision wakes its thread": await _median(lambda each: threads.wake(conn, each), chosen),
-        "a drive takes its thread": await _median(lambda each: threads.take(conn, each), chosen),
-        "a new thread": await _median(lambda each: start_claim(conn, f"{prefix}-{each}"), chosen),
-        "the newest fifty": await _median(lambda _: threads.latest_threads(conn, status=None, limit=50), chosen),
-    }
+Act = Callable[[Connection, str], Awaitable[Any]]
+
+_OURS = [flow_key(CLAIM_FLOW, CLAIM_FLOW_VERSION)]
+
+_ACTS: dict[str, Act] = {
+    "a worker's look at what is due": lambda conn, _: threads.due_threads(
+        conn, flows=_OURS, drive_timeout_s=120.0, limit=100
+    ),
+    "a thread by its id": threads.thread_of,
+    "a decision wakes its thread": threads.wake,
+    "a drive takes its thread": threads.take,
+    "a new thread": lambda conn, thread_id: start_claim(conn, f"new-{thread_id}"),
+    "the newest fifty": lambda conn, _: threads.latest_threads(conn, status=None, limit=50),
+}
+
+# On the one table, and on one partition of the other.
+_CHORES = {
+    "`VACUUM` of every page of what is vacuumed at a time": (
+        "VACUUM (FREEZE, DISABLE_PAGE_SKIPPING) threads",
+        "VACUUM (FREEZE, DISABLE_PAGE_SKIPPING) threads_p0",
+    ),
+    "`REINDEX` of what is locked at a time": ("REINDEX TABLE threads", "REINDEX TABLE threads_p0"),
+}
+
+
+async def _medians(act: Act, conns: Sequence[Connection], many: int, rounds: int) -> list[str]:
+    """For each connection, in milliseconds, and the 99th of a hundred: a busy machine is busy for both."""
+    times: list[list[float]] = [[] for _ in conns]
+    for turn in range(rounds):
+        # Threads that wait, spread over the whole table.
+        thread_id = f"t{1 + 100 * (turn * 7919 % (many // 100))}"
+        for conn, own in zip(conns, times, strict=True):
+            began = time.perf_counter()
+            await act(conn, thread_id)
+            own.append((time.perf_counter() - began) * 1000)
+    return [f"{statistics.median(own):.2f} ms (99 %: {sorted(own)[len(own) * 99 // 100]:.1f})" for own in times]
+
+
+async def _seconds(conn: Connection, statement: LiteralString) -> str:
     began = time.perf_counter()
-    await conn.execute("VACUUM threads")
-    found["vacuum of the whole table"] = f"{time.perf_counter() - began:.2f} s"
-    first = await conn.execute(
-        "SELECT coalesce((SELECT min(inhrelid::regclass::text) FROM pg_inherits WHERE inhparent = 'threads'::regclass),"
-        " 'threads') AS name"
-    )
-    row = await first.fetchone()
-    assert row is not None
-    began = time.perf_counter()
-    await conn.execute(f"REINDEX TABLE {row['name']}")
-    found["rebuilding the indexes of what is locked for it"] = f"{time.perf_counter() - began:.2f} s"
-    return found
-
-
-async def _median(act: Callable[[str], Awaitable[Any]], chosen: list[str]) -> str:
-    """In milliseconds, and the 99th of a hundred."""
-    times = []
-    for each in chosen:
-        began = time.perf_counter()
-        await act(each)
-        times.append((time.perf_counter() - began) * 1000)
-    times.sort()
-    return f"{statistics.median(times):.2f} ms (99 %: {times[len(times) * 99 // 100]:.2f})"
+    await conn.execute(statement)
+    return f"{time.perf_counter() - began:.2f} s"
 
 
 if __name__ == "__main__":
