@@ -1,4 +1,4 @@
--- Spreads LangGraph's checkpoints, nine tenths of what a thread writes, over the workers of a Citus cluster by thread
+-- Spreads LangGraph's checkpoints, half of what a thread writes, over the workers of a Citus cluster by thread
 -- id: see docs/scaling.md, also for why the other tables stay on the coordinator.
 --
 --     psql --single-transaction --set=ON_ERROR_STOP=1 --file=deploy/citus.sql "$DATABASE_URL"

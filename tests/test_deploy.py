@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import uuid
@@ -21,6 +22,7 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
+import yaml  # type: ignore[import-untyped]
 from psycopg import errors, sql
 
 from claim_flow import cli
@@ -40,6 +42,9 @@ DEPLOY = ROOT / "deploy"
 FOLDERS = [DEPLOY / "base", DEPLOY / "overlays" / "production"]
 SECRETS = documents(DEPLOY / "secrets.example.yaml")
 SETTINGS = {name.upper() for name in Settings.model_fields}
+
+# What kustomize appends to the names of what it generates.
+_HASH = rb"(claim-flow-(?:settings|policy))-[a-z0-9]{10}\b"
 
 # The newest that the validator knows, and the oldest that the manifests are for.
 KUBERNETES = ["1.37", "1.32"]
@@ -84,6 +89,16 @@ def test_a_field_that_does_not_exist_is_found(kind: str) -> None:
             jsonschema.Draft202012Validator(_keda(kind)).validate(each)
         else:
             kubernetes_validate.validate(each, KUBERNETES[0], strict=True)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl")
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_kubectl_would_apply_the_same(folder: Path) -> None:
+    """Where it is installed: our reader of kustomizations reads them as the real one does, hashes in names aside."""
+    made = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, check=True, timeout=60)
+    real = list(yaml.safe_load_all(re.sub(_HASH, rb"\1", made.stdout)))
+    by_name = [sorted(objects, key=lambda o: (o["kind"], o["metadata"]["name"])) for objects in (build(folder), real)]
+    assert by_name[0] == by_name[1]
 
 
 def test_every_file_is_applied_or_an_example() -> None:
@@ -255,7 +270,9 @@ def _mounts_are_to_be_had() -> bool:
 
 
 @pytest.mark.skipif(not _mounts_are_to_be_had() and "CI" not in os.environ, reason="mounting needs root")
-async def test_bot_and_worker_write_nowhere_but_to_tmp(conn: Connection, database_url: str, tmp_path: Path) -> None:
+async def test_no_command_of_the_manifests_writes_anywhere_but_to_tmp(
+    conn: Connection, database_url: str, tmp_path: Path
+) -> None:
     tmp = tmp_path / "tmp"
     tmp.mkdir()
     port = free_port()
@@ -278,8 +295,9 @@ async def test_bot_and_worker_write_nowhere_but_to_tmp(conn: Connection, databas
                 await until(ready, within_s=60)
             finally:
                 bot.terminate()
-        with run([*read_only, "work", "--once"], stdout=out, stderr=out) as worker:
-            assert worker.wait(60) == 0, (tmp_path / "out").read_text()
+        for command in (["setup"], ["work", "--once"]):
+            with run([*read_only, *command], stdout=out, stderr=out) as running:
+                assert running.wait(60) == 0, (tmp_path / "out").read_text()
     assert await value(conn, "SELECT status FROM threads") == "paid"
 
 

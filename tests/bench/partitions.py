@@ -75,9 +75,8 @@ async def _compare(plain: str, parted: str, many: int, rounds: int) -> None:
         for name, act in _ACTS.items():
             click.echo(f"| {name} | {' | '.join(await _medians(act, (one, other), many, rounds))} |")
         for name, statements in _CHORES.items():
-            click.echo(
-                f"| {name} | {' | '.join([await _seconds(*each) for each in zip((one, other), statements, strict=True)])} |"
-            )
+            took = [await _seconds(*each) for each in zip((one, other), statements, strict=True)]
+            click.echo(f"| {name} | {' | '.join(took)} |")
         click.echo(f"\nthe script took {took_s:.0f} s")
 
 
