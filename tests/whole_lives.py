@@ -10,6 +10,7 @@ from pathlib import Path
 
 from flow.database import Connection, connect
 from tests.api_door import SECRET, Program, signed
+from tests.bank import Bank
 from tests.browsing import Visitor
 from tests.command import Terminal
 from tests.home_door import command_body, opened_body
@@ -51,6 +52,7 @@ async def live(url: str, folder: Path) -> None:
     async with (
         HookServer() as hooks,
         smtp_server() as mails,
+        Bank() as bank,
         Town(url, Terminal(folder)) as town,
         await connect(url, "drive") as conn,
     ):
@@ -64,6 +66,9 @@ async def live(url: str, folder: Path) -> None:
             "WEBHOOK_URLS": f"acme={hooks.url}",
             "WEBHOOK_SIGNING_SECRETS": f"acme={SECRET}",
             "WEBHOOK_ALLOW_PRIVATE": "true",
+            "PAYMENT_PROVIDER": "http",
+            "PAYMENT_URL": bank.url,
+            "PAYMENT_LOOKUP_URL": bank.url,
             "SMTP_URL": mails.url,
             "MAIL_FROM": "claims@example.com",
             "PUBLIC_URL": f"http://127.0.0.1:{town.port}",
@@ -72,6 +77,7 @@ async def live(url: str, folder: Path) -> None:
         async with town.service("serve"):
             await _through_every_door(conn, town)
             await _afterwards(conn, town, hooks)
+            assert len(bank.paid) == len(set(bank.keys)) > 3
 
 
 async def _through_every_door(conn: Connection, town: Town) -> None:
@@ -81,11 +87,14 @@ async def _through_every_door(conn: Connection, town: Town) -> None:
         return done.out
 
     await said("start", "--thread", "small", "--amount", "20")
+    # A flow with effects of its own.
+    await said("start", "--thread", "other", "--flow", "research", "--input", '{"topic": "refund"}')
     claims = await town.waiting(conn, [f"big-{number}" for number in range(9)])
     await town.until_posted(claims)
     ids = [claim.interrupt_id for claim in claims]
     assert await town.click(claims[0].approve) == 200
     await said("resume", "--thread", "big-1", "--reject", "--reason", "no")
+    await said("resume", "--thread", "other", "--approve")
     await said("change", "--thread", "big-2", "--amount", "300")
     await said("withdraw", "--thread", "big-3", "--reason", "mine")
     scopes = [word for scope in ("read", "start", "decide") for word in ("--scope", scope)]
@@ -162,7 +171,9 @@ async def _afterwards(conn: Connection, town: Town, hooks: HookServer) -> None:
         return not left and not untold and not unsent
 
     await until(over, within_s=60)
-    assert {"approval.requested", "approval.decided", "approval.expired", "payment.paid"} <= set(hooks.types)
+    assert {"approval.requested", "approval.decided", "approval.expired", "payment.paid", "thread.done"} <= set(
+        hooks.types
+    )
     await conn.execute("UPDATE threads SET ended_at = ended_at - interval '30 days' WHERE ended_at IS NOT NULL")
     await conn.execute("UPDATE events SET created_at = created_at - interval '60 days'")
     for words in ("prune --dry-run", "prune"):
