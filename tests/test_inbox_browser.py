@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import aiohttp
 import pytest
 from playwright.async_api import BrowserContext, ConsoleMessage, Locator, Page, ViewportSize, expect
 
@@ -22,8 +21,9 @@ from flow.model import CLAIM_FLOW, CLAIM_FLOW_VERSION
 from tests import node
 from tests.chromium import MISSING, chromium, make_small, place_of
 from tests.command import Terminal
-from tests.local_slack import LocalSlack, free_port, skip_reason
+from tests.local_slack import LocalSlack, skip_reason
 from tests.rows import all_rows, one_row, until, value
+from tests.slack_page import served
 
 _WRONG = skip_reason() or node.skip_reason() or MISSING
 # CI installs all of them, so there what is wrong must fail.
@@ -40,41 +40,17 @@ LOOKS: tuple[tuple[Literal["light", "dark"], ViewportSize], ...] = (
 
 
 @pytest.fixture
-def port() -> int:
-    """Where the bot listens."""
-    return free_port()
-
-
-@pytest.fixture
-def slack(port: int) -> Iterator[LocalSlack]:
-    with LocalSlack(request_url=f"http://127.0.0.1:{port}/slack/events") as running:
-        yield running
-
-
-@pytest.fixture
 async def terminal(slack: LocalSlack, port: int, database_url: str, tmp_path: Path) -> AsyncIterator[Terminal]:
     """A terminal beside a `serve` that is ready. Alice decides in Slack or in the inbox, Mary by links."""
     settings = {
         "DATABASE_URL": database_url,
         "APPROVERS": "U01ALICE, mary@example.com",
-        "PORT": str(port),
         "PUBLIC_URL": f"http://127.0.0.1:{port}",
-        "STAND_BY": "1",
         "STEP_UP_OVER": "5000",
     }
     folder = tmp_path / "terminal"
     folder.mkdir()
-    terminal = Terminal(folder, **slack.environment(), **settings)
-    async with terminal.service("serve") as serving, aiohttp.ClientSession() as session:
-
-        async def ready() -> bool:
-            try:
-                async with session.get(f"http://127.0.0.1:{port}/readyz") as answer:
-                    return answer.status == 200
-            except aiohttp.ClientConnectionError:
-                return False
-
-        await serving.until(ready)
+    async with served(folder, slack, port, **settings) as terminal:
         yield terminal
 
 
