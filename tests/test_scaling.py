@@ -25,6 +25,9 @@ from tests.postgres import PostgresServer
 from tests.rows import all_rows, one_row, value
 from tests.whole_lives import live, statements_in, writing_down
 
+# Whichever test is first lives the lives: half a minute, and more on a busy machine.
+pytestmark = pytest.mark.timeout(300)
+
 PAGE = (ROOT / "docs" / "scaling.md").read_text()
 PARTITIONS = (ROOT / "deploy" / "partitions.sql").read_bytes()
 CITUS = (ROOT / "deploy" / "citus.sql").read_text()
@@ -74,7 +77,6 @@ def statements(tmp_path_factory: pytest.TempPathFactory) -> Iterator[set[str]]:
         yield statements_in(log)
 
 
-@pytest.mark.timeout(300)
 def test_no_statement_crosses_threads_but_those_that_are_listed(statements: set[str]) -> None:
     unlisted = [each for each in statements if crosses(each) and not any(listed in each for listed in CROSSES)]
     assert not unlisted, "\n\n".join(unlisted)
