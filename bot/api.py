@@ -32,6 +32,7 @@ from flow.log import also_concerning
 from flow.model import CLAIM_FLOW, Approval, Decision, Event, Payment, Person, Verdict
 from flow.receipts import Answer, answer_once
 from flow.show import approval_as_json, decision_as_json, payment_as_json, stories_of
+from flow.spans import parse_traceparent
 from flow.starting import Checker
 from flow.tokens import Scope, Token, token_of
 
@@ -214,6 +215,7 @@ async def start_thread(call: Call) -> Answer:
     if requested_by != token.key and "decide" in token.scopes:
         raise NotAllowed(token.key, "a token that may decide files requests in its own name only")
     key = _idempotency_key(call.request)
+    traceparent = parse_traceparent(call.request.headers.getall("traceparent", []))
 
     async def start(conn: Connection) -> Answer:
         async def once() -> Answer:
@@ -226,6 +228,7 @@ async def start_thread(call: Call) -> Answer:
                 input=new.input,
                 requested_by=requested_by,
                 filed_by=token.key,
+                traceparent=traceparent,
             )
             if thread.requested_by != requested_by:
                 raise Problem(409, f"thread {asked.thread} was started before by somebody else")

@@ -32,6 +32,7 @@ from flow.log import concerning
 from flow.model import Approval, Notice, Payment, Thread
 from flow.payments import payments_of
 from flow.settings import Settings
+from flow.spans import Recorder, recorded_by
 from flow.threads import thread_of
 
 log = logging.getLogger(__name__)
@@ -59,11 +60,17 @@ class Deliverer:
     """Delivers on whatever connection it is given; any number of them may run side by side."""
 
     def __init__(
-        self, client: AsyncWebClient, channel: str, *, ops_channel: str | None = None, public_url: str | None = None
+        self,
+        client: AsyncWebClient,
+        channel: str,
+        *,
+        ops_channel: str | None = None,
+        public_url: str | None = None,
+        spans: bool = True,
     ) -> None:
         self._client, self._channel, self._ops_channel = client, channel, ops_channel or channel
         self._places = Places(client, channel)
-        self._public_url = public_url
+        self._public_url, self._spans = public_url, spans
         self._last_post: dict[str, float] = {}
         # The loop's time until which Slack has asked us to be quiet.
         self._not_before = 0.0
@@ -80,6 +87,7 @@ class Deliverer:
                 settings.slack_channel,
                 ops_channel=settings.slack_ops_channel,
                 public_url=settings.public_url,
+                spans=settings.spans,
             )
 
     async def run(self, url: str) -> None:
@@ -142,12 +150,12 @@ class Deliverer:
             return await self._deliver(conn, notice)
 
     async def _deliver(self, conn: Connection, notice: Notice) -> bool:
+        recorder = Recorder(f"deliver {notice.kind}", on=self._spans, attempt=notice.attempt)
         try:
-            if notice.kind == "card":
-                await self._show(conn, notice)
-            elif notice.kind == "alarm":
-                await self._alarm(conn, notice)
-            elif not await self._say(conn, notice):
+            with recorded_by(recorder):
+                told = await self._tell(conn, notice)
+            if not told:
+                # Nobody was asked anything: there is nothing to trace.
                 await notices.mark_later(conn, notice, wait_s=1, error="its card is not posted yet", ambiguous=False)
                 return False
         except LeaseLost:
@@ -155,40 +163,62 @@ class Deliverer:
             log.warning("thread %s: its %s was left to another deliverer", notice.thread_id, notice.kind)
             return True
         except SlackApiError as exc:
-            await self._refused(conn, notice, exc)
+            await self._refused(conn, notice, recorder, exc)
         except PlaceRefused as exc:
-            await self._refused(conn, notice, exc.cause, exc.place)
+            await self._refused(conn, notice, recorder, exc.cause, exc.place)
         except (ArithmeticError, KeyError, TypeError, ValueError) as exc:
             # A request that we cannot show, or an answer that we cannot read, must not keep the others waiting.
             log.exception("thread %s: its %s cannot be shown", notice.thread_id, notice.kind)
-            await notices.mark_failed(conn, notice, f"it cannot be shown: {type(exc).__name__}: {exc}")
+            why = f"it cannot be shown: {type(exc).__name__}: {exc}"
+            await notices.mark_failed(conn, notice, why, spans=recorder.rows(error=exc))
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             unsent = isinstance(exc, aiohttp.ClientConnectorError)
             error = f"no answer from Slack ({type(exc).__name__}: {exc})"
             log.warning("thread %s: %s", notice.thread_id, error)
-            await notices.mark_later(conn, notice, wait_s=_wait_s(notice), error=error, ambiguous=not unsent)
+            spans = recorder.rows(error=exc)
+            await notices.mark_later(
+                conn, notice, wait_s=_wait_s(notice), error=error, ambiguous=not unsent, spans=spans
+            )
         else:
-            await notices.mark_sent(conn, notice)
+            await notices.mark_sent(conn, notice, spans=recorder.rows())
             return True
         return False
 
-    async def _refused(self, conn: Connection, notice: Notice, exc: SlackApiError, place: str | None = None) -> None:
+    async def _tell(self, conn: Connection, notice: Notice) -> bool:
+        """Tell the outside. False if it is too early for that."""
+        if notice.kind == "card":
+            await self._show(conn, notice)
+        elif notice.kind == "alarm":
+            await self._alarm(conn, notice)
+        else:
+            return await self._say(conn, notice)
+        return True
+
+    async def _refused(
+        self, conn: Connection, notice: Notice, recorder: Recorder, exc: SlackApiError, place: str | None = None
+    ) -> None:
         status, error, retry_after_s = read_error(exc)
+        spans = recorder.rows(error=exc)
         if status == 429 or error in RATE_LIMITS:
             wait_s = retry_after_s or _wait_s(notice)
             self._not_before = asyncio.get_running_loop().time() + wait_s
-            await notices.mark_later(conn, notice, wait_s=wait_s, error="rate limited", ambiguous=False)
+            await notices.mark_later(conn, notice, wait_s=wait_s, error="rate limited", ambiguous=False, spans=spans)
         elif not is_refusal(exc):
             log.warning("thread %s: Slack failed (%s %s)", notice.thread_id, status, error)
             await notices.mark_later(
-                conn, notice, wait_s=_wait_s(notice), error=f"Slack failed ({status} {error})", ambiguous=True
+                conn,
+                notice,
+                wait_s=_wait_s(notice),
+                error=f"Slack failed ({status} {error})",
+                ambiguous=True,
+                spans=spans,
             )
         else:
             fix = FIXES.get(error, SEE_ERROR)
             if place not in (None, self._channel):
                 fix = f"{fix.replace('SLACK_CHANNEL', 'the channel')} ({place})"
             log.error("thread %s: Slack refused its %s (%s): %s", notice.thread_id, notice.kind, error, fix)
-            await notices.mark_failed(conn, notice, f"{error}: {fix}")
+            await notices.mark_failed(conn, notice, f"{error}: {fix}", spans=spans)
 
     async def _show(self, conn: Connection, notice: Notice) -> None:
         """Make every copy of the card show what the rows say now; post those that are missing while it is pending.

@@ -95,6 +95,15 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
                 "schema": {"type": "string", "pattern": r"^[!-~]{1,200}$"},
             }
         )
+        parameters.append(
+            {
+                "name": "traceparent",
+                "in": "header",
+                "required": False,
+                "description": "The caller's trace context (W3C), which the thread's trace goes on.",
+                "schema": {"type": "string"},
+            }
+        )
     operation: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.summary,

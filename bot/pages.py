@@ -26,6 +26,7 @@ from bot.people import MembershipUnknown, for_lists, unknown_kept, with_groups
 from bot.pool import on_pool
 from bot.shapes import ApprovalStatus
 from bot.site import Site, see_other
+from bot.waterfall import waterfall_of
 from flow import inputs
 from flow.approvals import approval_of, decide
 from flow.changes import change_amount
@@ -49,7 +50,7 @@ from flow.sessions import Session, session_of
 from flow.show import Story, stories_of
 from flow.standing import check_person, escalates
 from flow.threads import thread_of, threads_of
-from flow.trace import Trace, trace_of
+from flow.trace import Trace, Tree, trace_of, tree_of
 
 T = TypeVar("T")
 
@@ -74,6 +75,7 @@ def inbox_routes(site: Site, live: Live) -> list[web.RouteDef]:
         web.post("/approvals/bulk", page(inbox.decide_many)),
         web.get(_ONE, page(inbox.show_one)),
         web.post(_ONE, page(inbox.decide_one)),
+        web.get(f"{_ONE}/trace", page(inbox.show_trace)),
         web.post(f"{_ONE}/amount", page(inbox.change_one)),
     ]
 
@@ -159,6 +161,22 @@ class _Inbox:
             mine=mine,
             given=next((d for d in approval.decisions if d.person == session.person.key), None),
             why_not=_why_not(approval, person),
+        )
+
+    async def show_trace(self, request: web.Request) -> web.Response:
+        """The trace of the request's thread, for whoever may see the request."""
+        session = await self._site.signed_in(request)
+        interrupt_id = inputs.parse_interrupt_id(request.match_info["interrupt_id"])
+
+        async def look(conn: Connection, person: Person) -> tuple[Approval, Tree, int]:
+            approval = await self._visible(conn, interrupt_id, person)
+            return approval, await tree_of(conn, approval.thread_id), await count_mine(conn, person)
+
+        approval, tree, mine = await self._as(await self._with_groups(session.person), look)
+        if approval.tampered:
+            return see_other(f"/approvals/{interrupt_id}")
+        return self._site.page(
+            "trace.html", session=session, approval=approval, waterfall=waterfall_of(tree), mine=mine
         )
 
     async def decide_one(self, request: web.Request) -> web.Response:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from bot.pool import Pool
-from flow import audit
-from flow.approvals import approval_of
+from flow.approvals import approval_of, record_refusal
 from flow.delegations import Delegation
 from flow.errors import FlowError, GroupsUnknown
 from flow.model import Approval, Person
@@ -93,16 +92,7 @@ async def unknown_kept(
     except MembershipUnknown as exc:
         async with pool.connection() as conn, conn.transaction():
             approval = await approval_of(conn, interrupt_id)
-            await audit.record(
-                conn,
-                "approval.refused",
-                who=person.key,
-                door=door,
-                thread_id=approval.thread_id,
-                interrupt_id=interrupt_id,
-                shown=shown,
-                data={"name": person.name, "why": str(exc), "status": approval.status},
-            )
+            await record_refusal(conn, approval, person, exc, door=door, shown=shown)
         raise
 
 

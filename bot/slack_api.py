@@ -14,6 +14,7 @@ from slack_sdk.web.async_slack_response import AsyncSlackResponse
 
 from flow import counts
 from flow.settings import Settings
+from flow.spans import span
 
 CALL_TIMEOUT_S = 10.0
 
@@ -63,15 +64,19 @@ SEE_ERROR = "see the error at api.slack.com"
 
 
 class CountingClient(AsyncWebClient):
-    """Slack's own client, which counts what fails: every method ends in this one."""
+    """Slack's own client, which counts what fails, and traces: every method ends in this one."""
 
     async def api_call(self, api_method: str, **asked: Any) -> AsyncSlackResponse:
         try:
-            return await super().api_call(api_method, **asked)
-        except SlackApiError as exc:
-            status, error, _ = read_error(exc)
-            counts.slack_errors.add(api_method, error if _CODE.fullmatch(error) else f"http_{status}")
-            raise
+            with span(f"slack {api_method}", kind="client") as call:
+                try:
+                    return await super().api_call(api_method, **asked)
+                except SlackApiError as exc:
+                    status, error, _ = read_error(exc)
+                    code = error if _CODE.fullmatch(error) else f"http_{status}"
+                    call.note(**{"slack.error": code})
+                    counts.slack_errors.add(api_method, code)
+                    raise
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             counts.slack_errors.add(api_method, type(exc).__name__)
             raise

@@ -37,6 +37,7 @@ from flow.database import AWAY, Connection, Lock, wakes
 from flow.inputs import storable
 from flow.model import Delivery, Event
 from flow.settings import Settings
+from flow.spans import Recorder
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class WebhookDeliverer:
     @contextlib.asynccontextmanager
     async def of(cls, settings: Settings) -> AsyncIterator[WebhookDeliverer]:
         allowed: IsAllowed = (lambda _: True) if settings.webhook_allow_private else is_public
-        async with deliverer_to(receivers_of(settings), is_allowed=allowed) as deliverer:
+        async with deliverer_to(receivers_of(settings), is_allowed=allowed, spans=settings.spans) as deliverer:
             yield deliverer
 
     async def run(self, url: str) -> None:
@@ -121,6 +122,7 @@ async def deliverer_to(
     is_allowed: IsAllowed,
     look_up: LookUp | None = None,
     call_s: float = _CALL_S,
+    spans: bool = True,
 ) -> AsyncIterator[WebhookDeliverer]:
     """A deliverer with connections that reach allowed addresses only."""
     async with contextlib.AsyncExitStack() as stack:
@@ -129,15 +131,15 @@ async def deliverer_to(
             resolver = _Resolver(look_up or addresses.look_up, is_allowed)
             stack.push_async_callback(resolver.close)
             http = await stack.enter_async_context(_session(resolver, is_allowed, call_s))
-            lanes.append(_Lane(receiver, http))
+            lanes.append(_Lane(receiver, http, spans=spans))
         yield WebhookDeliverer(lanes)
 
 
 class _Lane:
     """Everything of one receiver, one delivery after the other."""
 
-    def __init__(self, receiver: Receiver, http: aiohttp.ClientSession) -> None:
-        self._receiver, self._http = receiver, http
+    def __init__(self, receiver: Receiver, http: aiohttp.ClientSession, *, spans: bool) -> None:
+        self._receiver, self._http, self._spans = receiver, http, spans
         self.look = asyncio.Event()
 
     async def run(self, pool: Pool) -> None:
@@ -168,8 +170,12 @@ class _Lane:
         delivery = await on_pool(pool, lambda conn: deliveries.lease(conn, self._receiver.name))
         if delivery is None:
             return None
+        recorder = Recorder(f"webhook {delivery.endpoint}", on=self._spans, kind="client")
         answer = await self._send(delivery)
-        await on_pool(pool, lambda conn: _record(conn, delivery, answer))
+        spans = recorder.rows(
+            error=answer.failure, event=delivery.event.type, attempt=delivery.attempt, **answer.as_attributes()
+        )
+        await on_pool(pool, lambda conn: _record(conn, delivery, answer, spans))
         return answer.taken
 
     async def _send(self, delivery: Delivery) -> Answer:
@@ -188,7 +194,7 @@ class _Lane:
                 response.close()
                 return answer
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, ArithmeticError) as exc:
-            return Answer(status=None, text=f"{type(exc).__name__}: {exc}")
+            return Answer(status=None, text=f"{type(exc).__name__}: {exc}", raised=exc)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,10 +204,19 @@ class Answer:
     status: int | None
     text: str
     retry_after_s: float | None = None
+    raised: Exception | None = None
 
     @property
     def taken(self) -> bool:
         return self.status is not None and 200 <= self.status < 300
+
+    @property
+    def failure(self) -> Exception | str | None:
+        """What a span has as its error."""
+        return self.raised or (None if self.taken else str(self.status))
+
+    def as_attributes(self) -> dict[str, int]:
+        return {} if self.status is None else {"http.response.status_code": self.status}
 
     @property
     def error(self) -> str:
@@ -210,16 +225,16 @@ class Answer:
         return storable(f"{f'answered {self.status}' if self.status else 'no answer'}{said}")[:_KEPT_CHARACTERS]
 
 
-async def _record(conn: Connection, delivery: Delivery, answer: Answer) -> None:
+async def _record(conn: Connection, delivery: Delivery, answer: Answer, spans: str) -> None:
     event, endpoint, error = delivery.event, delivery.endpoint, answer.error
     if answer.taken:
-        await deliveries.mark_sent(conn, delivery)
+        await deliveries.mark_sent(conn, delivery, spans=spans)
     elif answer.status == 410:
         log.error("endpoint %s is gone, and turned off until `claim_flow.py webhooks resend`: %s", endpoint, error)
-        await deliveries.turn_off(conn, delivery, error)
+        await deliveries.turn_off(conn, delivery, error, spans=spans)
     elif delivery.tries > len(RETRIES_S):
         log.error("event %s is a dead letter for %s: %s", event.id, endpoint, error)
-        await deliveries.mark_dead(conn, delivery, error)
+        await deliveries.mark_dead(conn, delivery, error, spans=spans)
     else:
         wait_s = RETRIES_S[delivery.tries - 1] * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 (no secret)
         log.warning("event %s did not reach %s, next try in %.0f s: %s", event.id, endpoint, wait_s, error)
@@ -230,6 +245,7 @@ async def _record(conn: Connection, delivery: Delivery, answer: Answer) -> None:
             error=error,
             # It speaks of itself, not of this event.
             quiet_s=answer.retry_after_s if answer.status in (429, 503) else None,
+            spans=spans,
         )
 
 
@@ -266,7 +282,7 @@ def signed_headers(receiver: Receiver, webhook_id: str, body: bytes, *, at: date
 
 async def _read(response: aiohttp.ClientResponse) -> Answer:
     """The answer. Of one that took the event nothing more is read: it may go on for ever."""
-    answer = Answer(status=response.status, text="", retry_after_s=_retry_after_s(response.headers.get("Retry-After")))
+    answer = Answer(status=response.status, text="", retry_after_s=retry_after_s(response.headers.get("Retry-After")))
     if answer.taken:
         return answer
     read = b""
@@ -280,7 +296,7 @@ async def _read(response: aiohttp.ClientResponse) -> Answer:
     return Answer(status=answer.status, text=text, retry_after_s=answer.retry_after_s)
 
 
-def _retry_after_s(given: str | None) -> float | None:
+def retry_after_s(given: str | None) -> float | None:
     """Seconds, or a date: https://www.rfc-editor.org/rfc/rfc9110#field.retry-after. None for whatever is neither."""
     if given is None:
         return None

@@ -64,6 +64,7 @@ async def _drive_here(url: str, thread_id: str, flow_key: str, settings: Setting
     from flow.assess import adviser_of
     from flow.drive import drive, ensure_checkpoint_tables
     from flow.flows import flows_with
+    from flow.log import hider_of_content
     from flow.policy import policy_of
     from flow.providers import provider_of
 
@@ -79,6 +80,8 @@ async def _drive_here(url: str, thread_id: str, flow_key: str, settings: Setting
                 adviser=adviser_of(settings),
                 provider=provider_of(settings),
                 slice_s=settings.drive_slice,
+                spans=settings.spans,
+                hide=hider_of_content(settings),
             )
         except DriveFailed:
             return True

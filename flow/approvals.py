@@ -297,21 +297,35 @@ async def refusals_kept(
     except _REFUSALS as exc:
         async with conn.transaction():
             approval = await approval_of(conn, interrupt_id, lock=isinstance(exc, Tampered))
-            kinds: list[audit.AuditKind] = ["approval.refused"]
+            also: tuple[audit.AuditKind, ...] = ()
             if isinstance(exc, Tampered) and not await audit.has(conn, approval, "approval.tampered"):
-                kinds.append("approval.tampered")
+                also = ("approval.tampered",)
                 await notices.raise_alarm(conn, approval.thread_id, tampered=interrupt_id)
-            await audit.record(
-                conn,
-                *kinds,
-                who=person.key,
-                door=door,
-                thread_id=approval.thread_id,
-                interrupt_id=interrupt_id,
-                shown=shown,
-                data={"name": person.name, "why": str(exc), "status": approval.status},
-            )
+            await record_refusal(conn, approval, person, exc, *also, door=door, shown=shown)
         raise
+
+
+async def record_refusal(
+    conn: Connection,
+    approval: Approval,
+    person: Person,
+    why: Exception,
+    *also: audit.AuditKind,
+    door: str,
+    shown: str | None,
+) -> None:
+    """Keep in the audit log who was refused and why, and what else it shows; in the caller's transaction."""
+    await audit.record(
+        conn,
+        "approval.refused",
+        *also,
+        who=person.key,
+        door=door,
+        thread_id=approval.thread_id,
+        interrupt_id=approval.interrupt_id,
+        shown=shown,
+        data={"name": person.name, "why": str(why), "status": approval.status},
+    )
 
 
 async def check_decidable(

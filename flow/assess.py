@@ -23,6 +23,7 @@ from flow.database import Connection
 from flow.inputs import storable
 from flow.model import Advice, Claim
 from flow.settings import Settings
+from flow.spans import address_of, messages_kept, span
 from flow.threads import thread_of
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ TIMEOUT_S = 10.0
 _LONGEST_SUMMARY, _LONGEST_RISK, _MOST_RISKS = 400, 120, 5
 # Of an answer that is sent back for repair, and of what is wrong with it; a good answer is a third of this.
 _LONGEST = 4_000
+_LONGEST_NAME = 200
 
 _OPENROUTER_URL = "https://openrouter.ai/api/v1"
 _OPENAI_URL = "https://api.openai.com/v1"
@@ -84,6 +86,8 @@ class Adviser:
     base_url: str
     model: str
     timeout_s: float = TIMEOUT_S
+    # As traces name whoever runs it.
+    provider: str = "openai"
 
     async def ask(self, claim: Claim) -> tuple[Answer, int, int]:
         """The answer, and the prompt and completion tokens that it took. One try to repair an unusable one.
@@ -119,14 +123,7 @@ class Adviser:
         prompt_tokens = completion_tokens = 0
         wrong = ""
         for _ in range(2):
-            completion = await client.chat.completions.create(
-                model=self.model,
-                messages=messages,
-                response_format={
-                    "type": "json_schema",
-                    "json_schema": {"name": "advice", "schema": Answer.model_json_schema(), "strict": True},
-                },
-            )
+            completion = await self._complete(client, messages)
             prompt_tokens += _tokens(completion, "prompt_tokens")
             completion_tokens += _tokens(completion, "completion_tokens")
             text = _text_of(completion)
@@ -140,6 +137,36 @@ class Adviser:
                 ]
         raise Unanswered(f"not the JSON asked for: {wrong}")
 
+    async def _complete(self, client: AsyncOpenAI, messages: list[ChatCompletionMessageParam]) -> ChatCompletion:
+        """One call. Its span is as https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/ names it."""
+        asked = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": self.provider,
+            "gen_ai.request.model": self.model,
+            "server.address": address_of(self.base_url),
+        }
+        with span(f"chat {self.model}", kind="client", **asked) as call:
+            asked_with = [(each["role"], str(each.get("content"))) for each in messages]
+            call.note(**{"gen_ai.input.messages": messages_kept(asked_with)})
+            completion = await client.chat.completions.create(
+                model=self.model,
+                messages=messages,
+                response_format={
+                    "type": "json_schema",
+                    "json_schema": {"name": "advice", "schema": Answer.model_json_schema(), "strict": True},
+                },
+            )
+            call.note(
+                **{
+                    "gen_ai.response.model": str(completion.model or "")[:_LONGEST_NAME] or None,
+                    "gen_ai.usage.input_tokens": _tokens(completion, "prompt_tokens"),
+                    "gen_ai.usage.output_tokens": _tokens(completion, "completion_tokens"),
+                }
+            )
+            answers = [(each.message.role, each.message.content or "") for each in completion.choices]
+            call.note(**{"gen_ai.output.messages": messages_kept(answers)})
+            return completion
+
 
 def adviser_of(settings: Settings) -> Adviser | None:
     """The model that these settings name; None if there is no key. An explicit base URL wins over OpenRouter's."""
@@ -151,6 +178,7 @@ def adviser_of(settings: Settings) -> Adviser | None:
         api_key=key.get_secret_value(),
         base_url=settings.openai_base_url or (_OPENROUTER_URL if through_openrouter else _OPENAI_URL),
         model=settings.model or (f"openai/{_DEFAULT_MODEL}" if through_openrouter else _DEFAULT_MODEL),
+        provider="openrouter" if through_openrouter else "openai",
     )
 
 

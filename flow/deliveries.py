@@ -23,6 +23,7 @@ from flow.database import Connection, Lock, lock_until_commit, ring
 from flow.errors import UnknownEndpoint, UnknownEvent
 from flow.events import give_positions, lock_events
 from flow.model import Delivery, Event
+from flow.spans import NONE, WRITTEN
 from flow.text import visible
 
 # Longer than a delivery can take (15 s), short enough that a dead deliverer is not missed for long.
@@ -101,22 +102,31 @@ async def lease(conn: Connection, endpoint: str) -> Delivery | None:
     return Delivery(event=Event(**row), **of_delivery)
 
 
-async def mark_sent(conn: Connection, delivery: Delivery) -> None:
-    """The endpoint has it."""
-    await _mark(conn, delivery, "status = 'sent', due_at = NULL, error = NULL, sent_at = clock_timestamp()")
+async def mark_sent(conn: Connection, delivery: Delivery, *, spans: str = NONE) -> None:
+    """The endpoint has it. `spans`, here and below: those of the delivery."""
+    await _mark(
+        conn, delivery, "status = 'sent', due_at = NULL, error = NULL, sent_at = clock_timestamp()", spans=spans
+    )
 
 
 async def mark_later(
-    conn: Connection, delivery: Delivery, *, wait_s: float, error: str, quiet_s: float | None = None
+    conn: Connection,
+    delivery: Delivery,
+    *,
+    wait_s: float,
+    error: str,
+    quiet_s: float | None = None,
+    spans: str = NONE,
 ) -> None:
     """Not delivered, or perhaps: try again after `wait_s`. `quiet_s`: the endpoint wants nothing at all for so long."""
     async with conn.transaction():
         await _mark(
             conn,
             delivery,
-            "status = 'pending', error = %s, due_at = clock_timestamp() + %s * interval '1 second'",
-            error,
-            wait_s,
+            "status = 'pending', error = %(error)s, due_at = clock_timestamp() + %(wait_s)s * interval '1 second'",
+            error=error,
+            wait_s=wait_s,
+            spans=spans,
         )
         if quiet_s is not None:
             await conn.execute(
@@ -126,15 +136,15 @@ async def mark_later(
             )
 
 
-async def mark_dead(conn: Connection, delivery: Delivery, error: str) -> None:
+async def mark_dead(conn: Connection, delivery: Delivery, error: str, *, spans: str = NONE) -> None:
     """It is not tried again until somebody says so."""
-    await _mark(conn, delivery, "status = 'dead', due_at = NULL, error = %s", error)
+    await _mark(conn, delivery, "status = 'dead', due_at = NULL, error = %(error)s", error=error, spans=spans)
 
 
-async def turn_off(conn: Connection, delivery: Delivery, reason: str) -> None:
+async def turn_off(conn: Connection, delivery: Delivery, reason: str, *, spans: str = NONE) -> None:
     """The endpoint wants nothing more: this delivery is dead, and those that wait stay where they are."""
     async with conn.transaction():
-        await mark_dead(conn, delivery, reason)
+        await mark_dead(conn, delivery, reason, spans=spans)
         await conn.execute(
             "UPDATE webhook_endpoints SET turned_off_at = clock_timestamp(), reason = %s"
             " WHERE name = %s AND turned_off_at IS NULL",
@@ -312,12 +322,14 @@ def _when(at: datetime) -> str:
 _FROM_THE_START = "SET status = 'pending', due_at = clock_timestamp(), tries = 0"
 
 
-async def _mark(conn: Connection, delivery: Delivery, change: str, *values: object) -> None:
-    await conn.execute(
-        f"UPDATE webhook_deliveries SET {change}"
-        " WHERE endpoint = %s AND event_id = %s AND attempt = %s AND status = 'sending'",
-        (*values, delivery.endpoint, delivery.event.id, delivery.attempt),
+async def _mark(conn: Connection, delivery: Delivery, change: str, **values: object) -> None:
+    query = (
+        f"WITH ended AS (UPDATE webhook_deliveries d SET {change}"
+        " WHERE endpoint = %(endpoint)s AND event_id = %(event)s AND attempt = %(attempt)s AND status = 'sending'"
+        f" RETURNING (SELECT thread_id FROM events e WHERE e.id = d.event_id) AS thread_id), {WRITTEN} SELECT"
     )
+    ours = {"endpoint": delivery.endpoint, "event": delivery.event.id, "attempt": delivery.attempt}
+    await conn.execute(query.encode(), ours | values)
 
 
 async def _turn_on(conn: Connection, endpoints: Sequence[str]) -> None:

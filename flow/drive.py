@@ -18,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
@@ -57,6 +58,7 @@ from flow.policy import Policy
 from flow.providers import Provider
 from flow.questions import answer_to
 from flow.run import Run
+from flow.spans import Recorder
 
 # How a drive ends, unless a step failed and will be tried again.
 Outcome = Literal["locked", "waiting", "over", "stuck", "unavailable", "unfinished"]
@@ -88,18 +90,22 @@ async def drive(
     provider: Provider | None = None,
     slice_s: float = math.inf,
     findings: Findings | None = None,
+    spans: bool = True,
+    hide: Callable[[str], str] | None = None,
 ) -> Outcome:
     """Drive the thread on this connection until it waits for a person or is over, or has been driven for `slice_s`.
 
     `locked`: somebody else drives it. `stuck`: it needs a person, for the reason in its row. `unavailable`: none of
     `flows` is the thread's. `unfinished`: it is due for the rest. Raises DriveFailed if a step failed and will be tried
     again later. A lost connection rises as it is: nothing more can be written, and nothing needs to be. `findings` is
-    filled in for whoever counts.
+    filled in for whoever counts; `spans`: whether the thread's trace says what this drive does;
+    `hide`: what takes secrets out of what models are asked and answer, if the trace keeps that.
     """
     findings = findings or Findings()
     if not await threads.try_lock(conn, thread_id):
         return "locked"
-    pen = Pen(conn=conn, policy=policy, adviser=adviser, provider=provider)
+    recorder = Recorder("drive", on=spans, hide=hide, pid=os.getpid())
+    pen = Pen(conn=conn, policy=policy, adviser=adviser, provider=provider, spans=recorder)
     try:
         return await _drive_locked(pen, thread_id, flows, slice_s, findings)
     except Exception as exc:
@@ -108,7 +114,7 @@ async def drive(
         reason = _in_words(exc)
         # With the pen: what ran beside the step that failed may still be writing.
         async with pen.tx():
-            thread = await threads.put_off(conn, thread_id, reason)
+            thread = await threads.put_off(conn, thread_id, reason, spans=recorder.rows(error=exc, outcome="failed"))
             if thread.status == "stuck":
                 may_be_paid = await payments.give_up(conn, thread_id, reason)
                 if may_be_paid:
@@ -150,6 +156,7 @@ async def _drive_locked(pen: Pen, thread_id: str, flows: Flows, slice_s: float, 
         if outcome := await _untaken(pen, thread_id):
             return outcome
     findings.taken_over = thread.taken_over
+    pen.spans.top.note(attempt=thread.attempts, taken_over=thread.taken_over or None)
     flow = flows.of(thread)
     if flow is None:
         return await _set_aside(pen, thread_id)
@@ -166,7 +173,7 @@ async def _drive_locked(pen: Pen, thread_id: str, flows: Flows, slice_s: float, 
             return place
         if run.stopped:
             async with pen.tx() as conn:
-                await threads.hand_on(conn, thread_id)
+                await threads.hand_on(conn, thread_id, spans=pen.spans.rows(outcome="unfinished"))
             return "unfinished"
         # A reason to drive may have been added since; `leave` compares with this.
         state, thread = place, await threads.thread_of(conn, thread_id)
@@ -230,7 +237,7 @@ async def _answers_or_wait(
                 if approval.status == "approved" and not flow.pays and not settled_the_same(asked, approval):
                     raise NotApproved(f"what was approved as {pause.id} is not what the flow asks for: nothing goes on")
                 answers[pause.id] = answer_to(approval.request, approval)
-        if answers or not await threads.leave(conn, thread, status="waiting"):
+        if answers or not await threads.leave(conn, thread, status="waiting", spans=pen.spans.rows(outcome="waiting")):
             # One at a time: LangGraph cuts off what runs beside a branch that fails.
             return dict(islice(answers.items(), 1))
     return None
@@ -250,7 +257,8 @@ async def _close(pen: Pen, thread: Thread, findings: Findings) -> Outcome | None
         if status == "stuck":
             reason = "the flow ended without a payment or a refusal"
         await _tell_the_end(conn, thread.thread_id, status)
-        if not await threads.leave(conn, thread, status=status, reason=reason):
+        spans = pen.spans.rows(outcome=status)
+        if not await threads.leave(conn, thread, status=status, reason=reason, spans=spans):
             raise psycopg.Rollback
         if payment:
             findings.payment, findings.decided_to_paid_s = payment.status, _decided_to_paid_s(approvals, payment)
@@ -275,7 +283,7 @@ async def _close_with_result(pen: Pen, flow: Flow, thread: Thread, state: StateS
         approvals = await _tell_cards(conn, thread.thread_id)
         data = facts_of_thread(thread.thread_id, thread.input, approvals, status="done", result=result)
         await record_events(conn, thread.thread_id, "thread.done", data=data)
-        if not await threads.leave(conn, thread, status="done", result=result):
+        if not await threads.leave(conn, thread, status="done", result=result, spans=pen.spans.rows(outcome="done")):
             raise psycopg.Rollback
         return "over"
     return None
@@ -315,7 +323,8 @@ async def _give_up(pen: Pen, thread: Thread, reason: str) -> bool:
     async with pen.tx() as conn:
         status = "unknown" if await payments.give_up(conn, thread.thread_id, reason) else "stuck"
         await _tell_the_end(conn, thread.thread_id, status)
-        if not await threads.leave(conn, thread, status=status, reason=reason):
+        spans = pen.spans.rows(outcome=status)
+        if not await threads.leave(conn, thread, status=status, reason=reason, spans=spans):
             raise psycopg.Rollback
         return True
     return False

@@ -57,6 +57,7 @@ from flow.errors import (
     ResultNotKept,
 )
 from flow.pen import Pen
+from flow.spans import span
 from flow.text import canonical, digest
 
 P = ParamSpec("P")
@@ -227,7 +228,8 @@ class _Effect:
                 return self._outcome(made)
             with _until_recorded(made):
                 try:
-                    result = await self._function(*args, **kwargs)
+                    with span(self._function.__qualname__, effect=self._name, attempt=made.row["attempt"]):
+                        result = await self._function(*args, **kwargs)
                 except Exception as exc:
                     if (kept := await to_its_end(drive.here(self._failed(made, exc)))) is not None:
                         raise kept from exc
@@ -250,7 +252,8 @@ class _Effect:
                 return self._outcome(made)
             with _until_recorded(made):
                 try:
-                    result = self._function(*args, **kwargs)
+                    with span(self._function.__qualname__, effect=self._name, attempt=made.row["attempt"]):
+                        result = self._function(*args, **kwargs)
                 except Exception as exc:
                     if (kept := drive.wait_for(self._failed(made, exc))) is not None:
                         raise kept from exc

@@ -145,6 +145,11 @@ def hider(known: frozenset[str]) -> Callable[[str], str]:
     return hide
 
 
+def hider_of_content(settings: Settings) -> Callable[[str], str] | None:
+    """For what models are asked and answer, if traces are to keep that; None: they are not."""
+    return hider(secrets_of(settings)) if settings.trace_content else None
+
+
 # A shorter one would be found in everything.
 _SHORTEST = 6
 

@@ -16,6 +16,7 @@ from typing import Literal
 
 from flow.database import Connection, ring
 from flow.model import Notice
+from flow.spans import NONE, WRITTEN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,15 +174,19 @@ async def renew(conn: Connection, notice: Notice) -> bool:
     return ours.rowcount == 1
 
 
-async def mark_sent(conn: Connection, notice: Notice) -> None:
-    """The outside shows `notice.version`. If that is no longer the newest, the notice is due again."""
+async def mark_sent(conn: Connection, notice: Notice, *, spans: str = NONE) -> None:
+    """The outside shows `notice.version`. If that is no longer the newest, the notice is due again.
+
+    `spans`, here and below: those of the delivery.
+    """
     ours = await conn.execute(
-        "UPDATE notices SET status = CASE WHEN version = %(version)s THEN 'sent' ELSE 'pending' END,"
+        "WITH ended AS (UPDATE notices SET status = CASE WHEN version = %(version)s THEN 'sent' ELSE 'pending' END,"
         " due_at = CASE WHEN version = %(version)s THEN NULL ELSE clock_timestamp() END,"
         " waits_since = clock_timestamp(),"
         " reasons = CASE WHEN version = %(version)s THEN '{}' ELSE reasons END,"
-        " ambiguous = false, error = NULL WHERE id = %(id)s AND attempt = %(attempt)s AND status = 'sending'",
-        {"version": notice.version, "id": notice.id, "attempt": notice.attempt},
+        " ambiguous = false, error = NULL WHERE id = %(id)s AND attempt = %(attempt)s AND status = 'sending'"
+        f" RETURNING thread_id), {WRITTEN} SELECT FROM ended",
+        {"version": notice.version, "id": notice.id, "attempt": notice.attempt, "spans": spans},
     )
     # What changed meanwhile is due now.
     await ring(conn)
@@ -196,24 +201,36 @@ async def _show_once_more(conn: Connection, notice: Notice) -> None:
         await show_card(conn, notice.interrupt_id)
 
 
-async def mark_later(conn: Connection, notice: Notice, *, wait_s: float, error: str, ambiguous: bool) -> None:
+async def mark_later(
+    conn: Connection, notice: Notice, *, wait_s: float, error: str, ambiguous: bool, spans: str = NONE
+) -> None:
     """Not delivered, or perhaps delivered (`ambiguous`): try again after `wait_s`."""
     ours = await conn.execute(
-        "UPDATE notices SET status = 'pending', due_at = clock_timestamp() + %s * interval '1 second', error = %s,"
-        " ambiguous = ambiguous OR %s WHERE id = %s AND attempt = %s AND status = 'sending'",
-        (wait_s, error, ambiguous, notice.id, notice.attempt),
+        "WITH ended AS (UPDATE notices SET status = 'pending',"
+        " due_at = clock_timestamp() + %(wait_s)s * interval '1 second', error = %(error)s,"
+        " ambiguous = ambiguous OR %(ambiguous)s WHERE id = %(id)s AND attempt = %(attempt)s AND status = 'sending'"
+        f" RETURNING thread_id), {WRITTEN} SELECT FROM ended",
+        {
+            "wait_s": wait_s,
+            "error": error,
+            "ambiguous": ambiguous,
+            "id": notice.id,
+            "attempt": notice.attempt,
+            "spans": spans,
+        },
     )
     if ours.rowcount == 0 and ambiguous:
         await _show_once_more(conn, notice)
 
 
-async def mark_failed(conn: Connection, notice: Notice, error: str) -> None:
+async def mark_failed(conn: Connection, notice: Notice, error: str, *, spans: str = NONE) -> None:
     """The outside refuses it for good, which is an alarm; `retry_failed` tries it again once the cause is mended."""
     async with conn.transaction():
         ours = await conn.execute(
-            "UPDATE notices SET status = 'failed', due_at = NULL, error = %s"
-            " WHERE id = %s AND attempt = %s AND status = 'sending'",
-            (error, notice.id, notice.attempt),
+            "WITH ended AS (UPDATE notices SET status = 'failed', due_at = NULL, error = %(error)s"
+            " WHERE id = %(id)s AND attempt = %(attempt)s AND status = 'sending'"
+            f" RETURNING thread_id), {WRITTEN} SELECT FROM ended",
+            {"error": error, "id": notice.id, "attempt": notice.attempt, "spans": spans},
         )
         if ours.rowcount and notice.kind != "alarm":
             await raise_alarm(conn, notice.thread_id)
@@ -228,6 +245,8 @@ async def failures_of(conn: Connection, thread_id: str) -> list[tuple[str, str]]
         " UNION ALL SELECT 'mail', substr(l.person, 6) || ': ' || l.mail_error, l.id"
         " FROM links l JOIN approvals a USING (interrupt_id) WHERE a.thread_id = %(id)s AND a.status = 'pending'"
         " AND l.mail_due_at IS NULL AND l.mail_error IS NOT NULL AND l.used_at IS NULL AND l.revoked_at IS NULL"
+        " UNION ALL SELECT 'trace', error, 0 FROM trace_targets WHERE alarm_of = %(id)s AND error IS NOT NULL"
+        " UNION ALL SELECT 'trace', error, 0 FROM trace_exports WHERE thread_id = %(id)s AND error IS NOT NULL"
         " UNION ALL SELECT CASE WHEN tampered THEN 'tampered' ELSE 'mended' END, interrupt_id, 0 FROM"
         " (SELECT interrupt_id, status = 'pending' AND fingerprint IS DISTINCT FROM approval_fingerprint(a) AS tampered"
         " FROM approvals a WHERE thread_id = %(id)s) asked WHERE tampered OR interrupt_id IN"

@@ -18,6 +18,7 @@ restored does not know of its own last payments.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from flow import threads
@@ -29,6 +30,7 @@ from flow.events import facts_of_thread, record_events
 from flow.model import CLAIM_FLOW, Claim, EventType, Payment
 from flow.pen import Pen
 from flow.providers import CannotLookUp, Order, PaymentRefused, PaymentUnsent, Provider
+from flow.spans import Live, span
 
 # A key that the provider may forget while we ask is no protection.
 _KEY_MARGIN_S = 3600.0
@@ -186,14 +188,21 @@ async def _ask(pen: Pen, payment: Payment, order: Order, provider: Provider) -> 
     if must or thread_age_s > max(remembered_s, _KEY_MARGIN_S):
         # The key may be forgotten: only the provider's word that nothing was paid makes asking again safe.
         try:
-            reference = await provider.look_up(order)
+            with _attempt("look up", payment):
+                reference = await provider.look_up(order)
         except CannotLookUp:
             if must:
                 raise
             reference = None
         if reference is not None:
             return reference
-    return await provider.pay(order)
+    with _attempt("pay", payment):
+        return await provider.pay(order)
+
+
+def _attempt(what: str, payment: Payment) -> AbstractContextManager[Live]:
+    said: dict[str, Any] = {"payment.provider": payment.provider, "payment.attempt": payment.attempts}
+    return span(f"{what} by {payment.provider}", **said)
 
 
 async def _ages_s(pen: Pen, payment: Payment) -> tuple[float, float]:

@@ -15,6 +15,7 @@ from flow.assess import Adviser
 from flow.database import Connection
 from flow.policy import Policy
 from flow.providers import Provider
+from flow.spans import Recorder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class Pen:
     policy: Policy
     adviser: Adviser | None = None
     provider: Provider | None = None
+    spans: Recorder = field(default_factory=lambda: Recorder("drive", on=False))
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @contextlib.asynccontextmanager

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from flow.errors import FlowError, SettingError
 from flow.inputs import MAX_NAME, storable
 from flow.settings import Settings
+from flow.spans import address_of, span
 
 
 class PaymentRefused(FlowError):
@@ -119,14 +120,17 @@ class HttpProvider:
 
         headers = {"Idempotency-Key": order.key} | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
         timeout = aiohttp.ClientTimeout(total=self.timeout_s)
+        said = {"http.request.method": method, "server.address": address_of(url)}
         try:
-            async with (
-                aiohttp.ClientSession(timeout=timeout) as session,
-                # A redirect would carry the order to an address that nobody has configured.
-                session.request(method, url, json=body, headers=headers, allow_redirects=False) as response,
-            ):
-                text = await response.content.read(_LONGEST_ANSWER)
-                return response.status, _json_or_text(text)
+            with span(method, kind="client", **said) as call:
+                async with (
+                    aiohttp.ClientSession(timeout=timeout) as session,
+                    # A redirect would carry the order to an address that nobody has configured.
+                    session.request(method, url, json=body, headers=headers, allow_redirects=False) as response,
+                ):
+                    call.answered(response.status)
+                    text = await response.content.read(_LONGEST_ANSWER)
+                    return response.status, _json_or_text(text)
         except aiohttp.ClientConnectorError as exc:
             raise PaymentUnsent(f"the payment service cannot be reached: {exc}") from exc
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:

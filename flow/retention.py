@@ -12,12 +12,15 @@ What goes, batch by batch and each batch in a transaction of its own, so that it
         links                      of its requests, all settled: their pages would say no more than that
     EVENT_RETENTION after it happened, whatever its thread is doing
         events, and deliveries     once every endpoint has it: what waits, or is a dead letter, stays
+    SPAN_RETENTION after it was recorded, whatever its thread is doing
+        spans                      what traces say of drives and calls; the rest of a trace is the record's
     by their own age
         receipts, login links      a month: a sender may repeat itself, and somebody may ask who could sign in
         sessions                   as soon as they are over
 
-But for events, nothing of a thread that is not over is touched, be it waiting, due, stuck, unknown or unavailable: only
-an end sets `ended_at`, its row stays locked while its checkpoints are deleted, and whoever drives it has its lock.
+But for events and spans, nothing of a thread that is not over is touched, be it waiting, due, stuck, unknown or
+unavailable: only an end sets `ended_at`, its row stays locked while its checkpoints are deleted, and whoever drives it
+has its lock.
 """
 
 from __future__ import annotations
@@ -81,14 +84,27 @@ _FORGETTABLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
-    """How long the two kinds are kept that have a setting, in seconds; None: for ever."""
+    """How long the kinds are kept that have a setting, in seconds; None: for ever."""
 
     checkpoints_s: int | None
     events_s: int | None
+    spans_s: int | None
 
     @classmethod
     def of(cls, settings: Settings) -> Keep:
-        return cls(checkpoints_s=settings.checkpoint_retention_s, events_s=settings.event_retention_s)
+        return cls(
+            checkpoints_s=settings.checkpoint_retention_s,
+            events_s=settings.event_retention_s,
+            spans_s=settings.span_retention_s,
+        )
+
+    @property
+    def by_age(self) -> dict[str, tuple[str, int]]:
+        """Tables whose rows go by their own age: the column with it, and how long after it they are kept."""
+        if self.spans_s is None:
+            return _BY_AGE
+        # What was sent of them is of no use without them.
+        return _BY_AGE | {"spans": ("started_at", self.spans_s), "trace_exports": ("marked_at", self.spans_s)}
 
 
 @dataclass(kw_only=True)
@@ -167,7 +183,7 @@ def _kinds(keep: Keep) -> Iterator[tuple[str, _Batch, int]]:
         yield "threads", _prune_threads, keep.checkpoints_s
     if keep.events_s is not None:
         yield "events", _prune_events, keep.events_s
-    for table, (column, age_s) in _BY_AGE.items():
+    for table, (column, age_s) in keep.by_age.items():
         yield table, partial(_prune_by_age, table=table, column=column), age_s
 
 
@@ -192,7 +208,7 @@ async def foresee(conn: Connection, keep: Keep) -> Pruned:
         sent = f"t.status = 'sent' AND t.event_id IN (SELECT t.id FROM events t WHERE {_FORGETTABLE})"
         await _count(conn, found, "webhook_deliveries", sent, age=keep.events_s)
         await _count(conn, found, "events", _FORGETTABLE, age=keep.events_s)
-    for table, (column, age_s) in _BY_AGE.items():
+    for table, (column, age_s) in keep.by_age.items():
         await _count(conn, found, table, f"t.{column} {_OLDER}", age=age_s)
     return found
 

@@ -14,8 +14,11 @@ from flow import effects, threads
 from flow.asking import PROGRESS
 from flow.errors import NodeGone
 from flow.flows import Flow
+from flow.model_calls import ModelCalls
+from flow.nodes import Nodes
 from flow.pen import Pen
 from flow.saver import Saver
+from flow.spans import recorded_by
 
 # However fast a flow tells how far it is, its row has it this often.
 _BETWEEN_PROGRESS_S = 0.25
@@ -36,6 +39,8 @@ class Run:
         self._has_inner = any(True for _ in self._graph.get_subgraphs())
         self._pen, self._thread_id, self._until = pen, thread_id, until
         self._config: RunnableConfig = {"configurable": {"thread_id": thread_id}, "recursion_limit": _MOST_STEPS}
+        if pen.spans.on:
+            self._config["callbacks"] = [ModelCalls(pen.spans)]
         self._place: tuple[object, ...] = ()
         self._has_caught_up = False
         self._progress: list[int] | None = None
@@ -70,12 +75,24 @@ class Run:
         """Run until the next pause, or until this drive's time is over. Raises RuntimeError if that changed nothing:
         LangGraph ignores what it does not know, such as an answer to an interrupt that is gone, and would do so for
         ever."""
-        with effects.recorded_by(self._pen):
-            stream: Any = self._graph.astream(
-                input, self._config, context=self._pen, durability="sync", stream_mode=["tasks", "custom"]
-            )
-            async with contextlib.aclosing(stream):
-                await self._follow(stream)
+        nodes = Nodes(self._pen.spans)
+        try:
+            with effects.recorded_by(self._pen), recorded_by(self._pen.spans):
+                stream: Any = self._graph.astream(
+                    input,
+                    self._config,
+                    context=self._pen,
+                    durability="sync",
+                    stream_mode=["tasks", "custom"],
+                    # The nodes of inner graphs have spans, too.
+                    subgraphs=True,
+                )
+                async with contextlib.aclosing(stream):
+                    await self._follow(stream, nodes)
+        except BaseException as exc:
+            nodes.end(exc)
+            raise
+        nodes.end()
         await self._keep_progress()
         state = await self.look()
         place = (state.config["configurable"].get("checkpoint_id"), *(i.id for i in state.interrupts))
@@ -84,14 +101,17 @@ class Run:
         self._place = place
         return state
 
-    async def _follow(self, stream: AsyncIterator[Any]) -> None:
+    async def _follow(self, stream: AsyncIterator[Any], nodes: Nodes) -> None:
         """A task is announced before its step begins, and again with its result when it has ended."""
         clock = asyncio.get_running_loop().time
         moved = False
-        async for mode, event in stream:
-            if mode == "tasks" and "input" not in event:
+        async for within, mode, event in stream:
+            if mode == "tasks":
+                nodes.saw(within, event)
+            if mode == "tasks" and not within and "input" not in event:
                 moved = True
-            elif mode == "tasks" and moved and clock() >= self._until:
+                await self._write_spans()
+            elif mode == "tasks" and not within and moved and clock() >= self._until:
                 # All that was done is saved, and nothing of this step has begun.
                 self.stopped = True
                 return
@@ -99,6 +119,11 @@ class Run:
                 self._progress = event[PROGRESS]
                 if clock() >= self._progress_at:
                     await self._keep_progress()
+
+    async def _write_spans(self) -> None:
+        if self._pen.spans.many:
+            async with self._pen.tx() as conn:
+                await self._pen.spans.write(conn, self._thread_id)
 
     async def _keep_progress(self) -> None:
         if self._progress is None:

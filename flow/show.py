@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from flow.advice import advice_in_words, advice_of
@@ -20,6 +20,9 @@ from flow.text import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from flow.spans import Span
+    from flow.trace import Node, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,6 +229,71 @@ def print_audit(entries: Sequence[Entry]) -> None:
         )
         table.add_row(*(Text(visible(cell)) for cell in cells))
     _console().print(table if entries else Text("nothing is recorded"))
+
+
+def print_tree(tree: Tree) -> None:
+    """The spans of a trace, each with how long it took; and what all of it came to."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from flow.trace import tokens_of
+
+    table = Table("span", "took", "waited", "tokens", "", box=None, pad_edge=False)
+    for number in (1, 2, 3):
+        table.columns[number].justify = "right"
+    table.columns[0].overflow = table.columns[4].overflow = "fold"
+    for guide, node in _guided(tree.root):
+        span = node.span
+        took = "" if span.ended_at == span.started_at else in_time(tree.lasted(span))
+        cells = (
+            guide + visible(span.name),
+            took if span.ended_at else f"{took} so far",
+            in_time(node.waiting) if node.waiting else "",
+            " + ".join(f"{count:,}" for count in tokens_of(span)) if any(tokens_of(span)) else "",
+            visible("; ".join([*([f"failed: {span.error}"] if span.error else []), *_told_of(span)])),
+        )
+        style = "red" if span.error else "yellow" if node.waiting and guide else ""
+        table.add_row(*(Text(cell, style=style) for cell in cells))
+    asked, answered = tree.tokens
+    console = _console()
+    console.print(table)
+    parts = [
+        f"{in_time(tree.lasted(tree.root.span))} in all{'' if tree.root.span.ended_at else ' so far'}",
+        f"{in_time(tree.root.waiting)} of it waiting for people",
+        *([f"{asked:,} + {answered:,} tokens"] if asked or answered else []),
+    ]
+    console.print(Text(f"trace {tree.trace_id}: {', '.join(parts)}"))
+
+
+def _guided(node: Node, own: str = "", below: str = "") -> Iterator[tuple[str, Node]]:
+    """Each node with the lines that lead to it."""
+    yield own, node
+    for child in node.children:
+        is_last = child is node.children[-1]
+        yield from _guided(child, below + ("└─ " if is_last else "├─ "), below + ("   " if is_last else "│  "))
+
+
+def _told_of(span: Span) -> list[str]:
+    """Its attributes; the tokens have a column, and what a model was asked is too long for a line."""
+    return [
+        f"{name} {value}"
+        for name, value in span.attributes.items()
+        if not name.startswith(("gen_ai.usage.", "gen_ai.input", "gen_ai.output"))
+    ]
+
+
+def in_time(lasted: timedelta) -> str:
+    """How long it took, of a precision that fits: 850 ms, 12.3 s, 4 min 5 s, 3 h 20 min, 2 d 4 h."""
+    ms = lasted / timedelta(milliseconds=1)
+    if ms < 1000:
+        return f"{ms:.1f} ms" if ms < 10 else f"{ms:.0f} ms"
+    if ms < 60_000:
+        return f"{ms / 1000:.1f} s"
+    seconds = round(ms / 1000)
+    for large, small, size, unit in (("d", "h", 86_400, 3600), ("h", "min", 3600, 60)):
+        if seconds >= size:
+            return f"{seconds // size} {large} {seconds % size // unit} {small}"
+    return f"{seconds // 60} min {seconds % 60} s"
 
 
 def _add_question(row: Callable[[str, object], None], question: Question) -> None:

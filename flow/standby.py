@@ -162,7 +162,7 @@ def _run_zygote(ctl: socket.socket) -> NoReturn:
     from flow.drive import drive
     from flow.errors import SettingError
     from flow.flows import load_flows
-    from flow.log import log_to_stderr
+    from flow.log import hider_of_content, log_to_stderr
     from flow.policy import policy_of
     from flow.providers import provider_of
     from flow.settings import read_settings
@@ -185,6 +185,8 @@ def _run_zygote(ctl: socket.socket) -> NoReturn:
         adviser=adviser,
         provider=provider_of(settings),
         slice_s=settings.drive_slice,
+        spans=settings.spans,
+        hide=hider_of_content(settings),
     )
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -11,18 +11,19 @@ for finding what was just written, so this provider does not look up.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from decimal import Context, Decimal
 
 import aiohttp
 import stripe
-from stripe import PaymentIntent, StripeClient
+from stripe import PaymentIntent, RequestOptions, StripeClient
 from stripe.params import PaymentIntentCreateParams
 
 from flow.inputs import storable
 from flow.providers import CannotLookUp, Order, PaymentRefused, PaymentUnanswered, PaymentUnsent
+from flow.spans import span
 
 # Stripe's smallest units: https://docs.stripe.com/currencies#zero-decimal (UGX and ISK count hundredths there, although
 # they have none)
@@ -55,7 +56,7 @@ class StripeProvider:
                 confirmed = True
                 if intent.status != "succeeded":
                     # The answer to the confirmation is repeated as it was; what has become of it since is asked for.
-                    intent = await client.v1.payment_intents.retrieve_async(intent.id)
+                    intent = await _retrieve(client, intent)
                 return await self._settled(client, order, intent)
         except PaymentUnsent as exc:
             if confirmed:
@@ -78,7 +79,8 @@ class StripeProvider:
         }
         if re.fullmatch(r"acct_[A-Za-z0-9]+", order.payee):
             params["transfer_data"] = {"destination": order.payee}
-        return await client.v1.payment_intents.create_async(params, {"idempotency_key": order.key})
+        creating = client.v1.payment_intents.create_async(params, {"idempotency_key": order.key})
+        return await _traced("payment_intents.create", creating)
 
     async def _settled(self, client: StripeClient, order: Order, intent: PaymentIntent) -> str:
         """The reference of a payment that succeeded. Whatever is not under way any more is refused."""
@@ -131,24 +133,40 @@ class StripeProvider:
 
 async def _confirm(client: StripeClient, order: Order, intent: PaymentIntent) -> PaymentIntent:
     try:
-        return await client.v1.payment_intents.confirm_async(
+        confirming = client.v1.payment_intents.confirm_async(
             intent.id, {"off_session": True}, {"idempotency_key": f"{order.key}/confirm"}
         )
+        return await _traced("payment_intents.confirm", confirming)
     except stripe.InvalidRequestError as exc:
         if exc.code != "payment_intent_unexpected_state":
             raise
         # Somebody else has confirmed or cancelled it: its state says what became of it.
-        return await client.v1.payment_intents.retrieve_async(intent.id)
+        return await _retrieve(client, intent)
 
 
 async def _cancel(client: StripeClient, order: Order, intent: PaymentIntent) -> PaymentIntent:
     try:
-        return await client.v1.payment_intents.cancel_async(intent.id, {}, {"idempotency_key": f"{order.key}/cancel"})
+        options: RequestOptions = {"idempotency_key": f"{order.key}/cancel"}
+        return await _traced("payment_intents.cancel", client.v1.payment_intents.cancel_async(intent.id, {}, options))
     except stripe.InvalidRequestError as exc:
         if exc.code != "payment_intent_unexpected_state":
             raise
         # It was settled in this very moment.
-        return await client.v1.payment_intents.retrieve_async(intent.id)
+        return await _retrieve(client, intent)
+
+
+async def _retrieve(client: StripeClient, intent: PaymentIntent) -> PaymentIntent:
+    return await _traced("payment_intents.retrieve", client.v1.payment_intents.retrieve_async(intent.id))
+
+
+async def _traced(what: str, calling: Awaitable[PaymentIntent]) -> PaymentIntent:
+    with span(f"stripe {what}", kind="client") as call:
+        try:
+            return await calling
+        except stripe.StripeError as exc:
+            if exc.http_status:
+                call.answered(exc.http_status)
+            raise
 
 
 def minor_units(amount: Decimal, currency: str) -> int:

@@ -18,6 +18,7 @@ from flow.audit import door_of, record
 from flow.database import Connection, is_present, newest, ring
 from flow.errors import FlowError, ThreadExists, UnknownThread
 from flow.model import CLAIM_FLOW, OVER, Claim, Thread, flow_key
+from flow.spans import NONE, WRITTEN
 from flow.text import digest
 
 # With the back-off below the last of them is about two hours after the first.
@@ -43,17 +44,19 @@ async def insert_thread(
     input: dict[str, Any],
     requested_by: str,
     filed_by: str | None = None,
+    traceparent: str | None = None,
 ) -> Thread:
     """Start a thread: its row is due at once. The same input again returns the row as it is now.
 
     `filed_by`: the key of whoever files it for the one who asks; None: that is the caller's own code, in Python.
+    `traceparent`: the caller's trace context (`spans.parse_traceparent`), which the thread's trace goes on.
     Raises ThreadExists if the id was used with another flow or input.
     """
     async with conn.transaction():
         inserted = await conn.execute(
-            "INSERT INTO threads (thread_id, flow, flow_version, input, requested_by)"
-            " VALUES (%s, %s, %s, %s, %s) ON CONFLICT (thread_id) DO NOTHING",
-            (thread_id, flow, flow_version, Jsonb(input), requested_by),
+            "INSERT INTO threads (thread_id, flow, flow_version, input, requested_by, traceparent)"
+            " VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (thread_id) DO NOTHING",
+            (thread_id, flow, flow_version, Jsonb(input), requested_by, traceparent),
         )
         thread = await thread_of(conn, thread_id)
         if thread.flow != flow or not await _is_input(conn, thread, input):
@@ -154,43 +157,58 @@ async def take(conn: Connection, thread_id: str) -> Thread | None:
 
 
 async def leave(
-    conn: Connection, thread: Thread, *, status: str, reason: str | None = None, result: Any = None
+    conn: Connection,
+    thread: Thread,
+    *,
+    status: str,
+    reason: str | None = None,
+    result: Any = None,
+    spans: str = NONE,
 ) -> bool:
     """End a drive: the thread waits or is over. False if a reason to drive was added since it was taken.
 
-    `result` is for the status `done`. It rings: somebody may be watching the row.
+    `result` is for the status `done`; `spans` are the drive's. It rings: somebody may be watching the row.
     """
     rows = await conn.execute(
-        "UPDATE threads SET status = %s, reason = %s, result = %s, due_at = NULL, attempts = 0, driver_pid = NULL"
-        " WHERE thread_id = %s AND wakes = %s",
-        (status, reason, Json(result) if status == "done" else None, thread.thread_id, thread.wakes),
+        "WITH ended AS (UPDATE threads SET status = %(status)s, reason = %(reason)s, result = %(result)s,"
+        " due_at = NULL, attempts = 0, driver_pid = NULL WHERE thread_id = %(thread_id)s AND wakes = %(wakes)s"
+        f" RETURNING thread_id), {WRITTEN} SELECT thread_id FROM ended",
+        {
+            "status": status,
+            "reason": reason,
+            "result": Json(result) if status == "done" else None,
+            "thread_id": thread.thread_id,
+            "wakes": thread.wakes,
+            "spans": spans,
+        },
     )
     await ring(conn)
     return rows.rowcount == 1
 
 
-async def put_off(conn: Connection, thread_id: str, reason: str) -> Thread:
+async def put_off(conn: Connection, thread_id: str, reason: str, *, spans: str = NONE) -> Thread:
     """A drive failed: keep the reason and try again later, or give up as `stuck` after MAX_ATTEMPTS."""
     query = sql.SQL(
-        "UPDATE threads SET reason = %(reason)s, driver_pid = NULL,"
+        "WITH ended AS (UPDATE threads SET reason = %(reason)s, driver_pid = NULL,"
         " status = CASE WHEN attempts >= %(most)s THEN 'stuck' WHEN status = 'unavailable' THEN 'running'"
         " ELSE status END,"
         " due_at = CASE WHEN attempts >= %(most)s THEN NULL ELSE {} END"
-        " WHERE thread_id = %(thread_id)s RETURNING {}"
-    ).format(_BACKOFF, _COLUMNS)
-    row = await (await conn.execute(query, {"reason": reason, "most": MAX_ATTEMPTS, "thread_id": thread_id})).fetchone()
+        " WHERE thread_id = %(thread_id)s RETURNING {}), {} SELECT * FROM ended"
+    ).format(_BACKOFF, _COLUMNS, sql.SQL(WRITTEN))
+    values = {"reason": reason, "most": MAX_ATTEMPTS, "thread_id": thread_id, "spans": spans}
+    row = await (await conn.execute(query, values)).fetchone()
     if row is None:
         raise UnknownThread(thread_id)
     await ring(conn)
     return _thread(row)
 
 
-async def hand_on(conn: Connection, thread_id: str) -> None:
+async def hand_on(conn: Connection, thread_id: str, *, spans: str = NONE) -> None:
     """A drive has done some steps and leaves the rest to the next: due now, and nothing has failed."""
     await conn.execute(
-        "UPDATE threads SET status = 'running', due_at = clock_timestamp(), attempts = 0, reason = NULL,"
-        " driver_pid = NULL WHERE thread_id = %s",
-        (thread_id,),
+        "WITH ended AS (UPDATE threads SET status = 'running', due_at = clock_timestamp(), attempts = 0, reason = NULL,"
+        f" driver_pid = NULL WHERE thread_id = %(thread_id)s RETURNING thread_id), {WRITTEN} SELECT",
+        {"thread_id": thread_id, "spans": spans},
     )
     await ring(conn)
 

@@ -1,14 +1,22 @@
-"""The run of a thread as its rows tell it: what happened when, and what was said to the outside."""
+"""The run of a thread as its rows tell it: what happened when, and what was said to the outside; and as a tree of
+spans, how long each step of it took.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Any
 
+from flow.approvals import approvals_of
 from flow.database import Connection
-from flow.model import Approval
+from flow.errors import UnknownThread
+from flow.model import Approval, Payment
+from flow.payments import payments_of
 from flow.show import Story
+from flow.spans import Span, id_of, spans_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,3 +156,168 @@ def _of_payment(story: Story) -> list[Event]:
     if payment.paid_at:
         events.append(Event(at=payment.paid_at, what="Paid", detail=f"reference {payment.reference}", tone="good"))
     return events
+
+
+# The tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One span with what was done within it, oldest first. `waiting`: for how long of it people were waited for."""
+
+    span: Span
+    children: tuple[Node, ...] = ()
+    waiting: timedelta = timedelta(0)
+
+    def each(self, depth: int = 0) -> Iterator[tuple[int, Node]]:
+        """It and all below it in the order of a tree that is read, with their depths."""
+        yield depth, self
+        for child in self.children:
+            yield from child.each(depth + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tree:
+    """The trace of a thread as it was at `as_of`: what has not ended goes on then."""
+
+    thread_id: str
+    trace_id: str
+    root: Node
+    as_of: datetime
+
+    def lasted(self, span: Span) -> timedelta:
+        return (span.ended_at or self.as_of) - span.started_at
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Those of all questions to models, and of their answers."""
+        every = [tokens_of(node.span) for _, node in self.root.each()]
+        return sum(asked for asked, _ in every), sum(answered for _, answered in every)
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `--json` prints; times are ISO 8601 in UTC, durations milliseconds."""
+        asked, answered = self.tokens
+        return {
+            "thread": self.thread_id,
+            "trace_id": self.trace_id,
+            "duration_ms": _ms(self.lasted(self.root.span)),
+            "waiting_ms": _ms(self.root.waiting),
+            "input_tokens": asked,
+            "output_tokens": answered,
+            "root": self._node_as_json(self.root),
+        }
+
+    def _node_as_json(self, node: Node) -> dict[str, Any]:
+        span = node.span
+        return {
+            "span_id": span.span_id,
+            "parent_id": span.parent_id,
+            "name": span.name,
+            "kind": span.kind,
+            "started_at": span.started_at.isoformat(),
+            "ended_at": span.ended_at and span.ended_at.isoformat(),
+            "duration_ms": _ms(self.lasted(span)),
+            "waiting_ms": _ms(node.waiting),
+            "error": span.error,
+            "attributes": span.attributes,
+            "children": [self._node_as_json(child) for child in node.children],
+        }
+
+
+def tokens_of(span: Span) -> tuple[int, int]:
+    """What a model was asked with, and what it answered with; zeros for all else."""
+    asked, answered = (span.attributes.get(f"gen_ai.usage.{way}_tokens", 0) for way in ("input", "output"))
+    return int(asked), int(answered)
+
+
+async def tree_of(conn: Connection, thread_id: str) -> Tree:
+    """The trace of the thread: what was recorded, and what its other rows tell. Raises UnknownThread."""
+    row = await (
+        await conn.execute(
+            "SELECT flow, flow_version, status, created_at, ended_at, trace_of(t) AS trace_id, root_of(t) AS root_id,"
+            " substr(traceparent, 37, 16) AS caller_id, clock_timestamp() AS now FROM threads t WHERE thread_id = %s",
+            (thread_id,),
+        )
+    ).fetchone()
+    if row is None:
+        raise UnknownThread(thread_id)
+    spans = [
+        Span(span_id=id_of("start", thread_id), name="start", started_at=row["created_at"], ended_at=row["created_at"]),
+        *await spans_of(conn, thread_id),
+        *[span for approval in (await approvals_of(conn, [thread_id]))[thread_id] for span in _waits(approval)],
+        *map(_paying, (await payments_of(conn, [thread_id])).values()),
+    ]
+    root = Span(
+        span_id=row["root_id"],
+        parent_id=row["caller_id"],
+        name=f"thread {row['flow']}",
+        started_at=row["created_at"],
+        ended_at=row["ended_at"],
+        attributes={"thread": thread_id, "flow": f"{row['flow']}@{row['flow_version']}", "status": row["status"]},
+    )
+    return Tree(thread_id=thread_id, trace_id=row["trace_id"], root=_grown(root, spans, row["now"]), as_of=row["now"])
+
+
+def _waits(approval: Approval) -> Iterator[Span]:
+    """The wait for people, and each of their decisions in it. What they say as a reason is not in a trace."""
+    wait = Span(
+        span_id=id_of("approval", approval.interrupt_id),
+        name=f"{_WAIT}{approval.tier}",
+        started_at=approval.requested_at,
+        ended_at=approval.settled_at,
+        attributes={"interrupt": approval.interrupt_id, "status": approval.status, "required": approval.required},
+    )
+    yield wait
+    for decision in approval.decisions:
+        yield Span(
+            span_id=id_of("decision", approval.interrupt_id, decision.person),
+            parent_id=wait.span_id,
+            name=decision.verdict,
+            started_at=decision.decided_at,
+            ended_at=decision.decided_at,
+            attributes={"person": decision.person, "door": decision.door},
+        )
+
+
+_WAIT = "wait for "
+
+
+def _paying(payment: Payment) -> Span:
+    """From the intent to the outcome. The calls in between are spans of their own, of the drives that made them."""
+    return Span(
+        span_id=id_of("payment", payment.thread_id),
+        name="payment",
+        started_at=payment.intended_at,
+        ended_at=payment.paid_at or (payment.intended_at if payment.status == "refused" else None),
+        attributes={"provider": payment.provider, "status": payment.status, "attempts": payment.attempts},
+    )
+
+
+def _grown(root: Span, spans: Sequence[Span], now: datetime) -> Node:
+    """The tree of these spans. What is below no other one, or below one that was lost, is the root's."""
+    known = {span.span_id for span in spans}
+    below: Mapping[str, list[Span]] = defaultdict(list)
+    for span in sorted(spans, key=lambda span: (span.started_at, span.ended_at is None)):
+        above = span.parent_id if span.parent_id in known else root.span_id
+        below[above].append(replace(span, parent_id=above))
+
+    def grow(span: Span) -> Node:
+        children = tuple(map(grow, below[span.span_id]))
+        waits = [each for each in (span, *(child.span for child in children)) if "interrupt" in each.attributes]
+        return Node(span=span, children=children, waiting=_together(waits, now))
+
+    return grow(root)
+
+
+def _together(spans: Iterable[Span], now: datetime) -> timedelta:
+    """The time in which at least one of them went on."""
+    total, until = timedelta(0), datetime.min.replace(tzinfo=now.tzinfo)
+    for span in sorted(spans, key=lambda span: span.started_at):
+        ended = span.ended_at or now
+        total += max(timedelta(0), ended - max(span.started_at, until))
+        until = max(until, ended)
+    return total
+
+
+def _ms(lasted: timedelta) -> float:
+    return round(lasted / timedelta(milliseconds=1), 3)

@@ -29,6 +29,7 @@ from flow.embedded import ensure_server_user
 from flow.flows import Flows
 from flow.settings import Settings
 from tests.folders import server_folder
+from tests.local_slack import LocalSlack, free_port
 
 # These take minutes: what is begun last keeps one worker busy while the others have nothing to do.
 _LONG = (
@@ -37,14 +38,29 @@ _LONG = (
     "test_boundaries_start.py",
     "test_boundaries_deliver.py",
     "test_boundaries_click.py",
-    "test_kills.py",
-    "test_patterns_payment.py",
+    "test_outages.py",
+    "test_signals.py",
+    "test_many_machines.py",
+    "test_many_at_once.py",
     "test_orders.py",
+    "test_kills.py",
+    "test_command_line.py",
+    "test_patterns_approvals.py",
+    "test_metrics.py",
+    "test_doctor.py",
+    "test_patterns_payment.py",
     "test_fifty_cards.py",
+    "test_failover.py",
+    "test_restore.py",
 )
 
 # Also what would send a test's data to an outside service.
 _FOREIGN_PREFIXES = ("SLACK_", "LANGSMITH_", "LANGCHAIN_", "LANGGRAPH_", "LANGFUSE_", "OPENAI_", "OPENROUTER_", "OTEL_")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two for each core: tests of processes that end and come back wait as long as they compute."""
+    return 2 * (os.cpu_count() or 1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -134,6 +150,19 @@ async def crowd(database_url: str) -> AsyncIterator[list[Connection]]:
 def flows() -> Flows:
     """The claim flow, compiled once, as every process does."""
     return Flows([FLOW])
+
+
+@pytest.fixture
+def port() -> int:
+    """Where the bot listens."""
+    return free_port()
+
+
+@pytest.fixture
+def slack(port: int) -> Iterator[LocalSlack]:
+    """The local Slack, whose buttons and modals reach the bot there."""
+    with LocalSlack(request_url=f"http://127.0.0.1:{port}/slack/events") as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -134,7 +134,7 @@ async def _prune(conn: Connection) -> None:
     await conn.execute(
         "UPDATE threads SET ended_at = clock_timestamp() - interval '30 years' WHERE thread_id = ANY(%s)", (over,)
     )
-    pruned = await retention.prune(conn, retention.Keep(checkpoints_s=_AGES_S, events_s=_AGES_S))
+    pruned = await retention.prune(conn, retention.Keep(checkpoints_s=_AGES_S, events_s=_AGES_S, spans_s=_AGES_S))
     assert (pruned.threads, pruned.failed) == (_OVER, {})
 
 

@@ -1,4 +1,4 @@
-"""The local Slack's page in a browser: who acts, which card, which button, and pictures of them."""
+"""The local Slack's page in a browser and a `serve` behind it: who acts, which card, which button, and pictures."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from playwright.async_api import Locator, Page, expect
 from flow.database import Connection
 from tests.chromium import MISSING, place_of
 from tests.command import Terminal
-from tests.local_slack import LocalSlack, free_port, skip_reason
+from tests.local_slack import LocalSlack, skip_reason
 from tests.rows import all_rows, one_row
 from tests.slack_page import ALICE, EVE, act_as, button, card_of, served, slack_page, take_picture
 
@@ -28,18 +28,6 @@ HOSTILE_AS_SHOWN = HOSTILE.replace("\u202e", r"\u{202e}").replace("\u202c", r"\u
 _WRONG = skip_reason() or MISSING
 # CI installs both, so there what is wrong must fail.
 pytestmark = pytest.mark.skipif(bool(_WRONG and not os.environ.get("CI")), reason=str(_WRONG))
-
-
-@pytest.fixture
-def port() -> int:
-    """Where the bot listens."""
-    return free_port()
-
-
-@pytest.fixture
-def slack(port: int) -> Iterator[LocalSlack]:
-    with LocalSlack(request_url=f"http://127.0.0.1:{port}/slack/events") as running:
-        yield running
 
 
 @pytest.fixture

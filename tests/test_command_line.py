@@ -360,7 +360,14 @@ def test_threads_are_still_there_after_the_database_was_stopped(fresh: Terminal)
 
 @pytest.mark.parametrize(
     "words",
-    [["list"], ["list", "--json"], ["show", "--thread", "t1"], ["show", "--thread", "t1", "--json"], ["doctor"]],
+    [
+        ["list"],
+        ["list", "--json"],
+        ["show", "--thread", "t1"],
+        ["show", "--thread", "t1", "--json"],
+        ["trace", "--thread", "t1"],
+        ["doctor"],
+    ],
 )
 async def test_a_command_that_only_reads_never_imports_langgraph(
     terminal: Terminal, waiting: str, words: list[str]

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import aiohttp
 import pytest
 from playwright.async_api import BrowserContext, ConsoleMessage, Locator, Page, ViewportSize, expect
 
@@ -22,8 +21,9 @@ from flow.model import CLAIM_FLOW, CLAIM_FLOW_VERSION
 from tests import node
 from tests.chromium import MISSING, chromium, make_small, place_of
 from tests.command import Terminal
-from tests.local_slack import LocalSlack, free_port, skip_reason
+from tests.local_slack import LocalSlack, skip_reason
 from tests.rows import all_rows, one_row, until, value
+from tests.slack_page import served
 
 _WRONG = skip_reason() or node.skip_reason() or MISSING
 # CI installs all of them, so there what is wrong must fail.
@@ -40,41 +40,17 @@ LOOKS: tuple[tuple[Literal["light", "dark"], ViewportSize], ...] = (
 
 
 @pytest.fixture
-def port() -> int:
-    """Where the bot listens."""
-    return free_port()
-
-
-@pytest.fixture
-def slack(port: int) -> Iterator[LocalSlack]:
-    with LocalSlack(request_url=f"http://127.0.0.1:{port}/slack/events") as running:
-        yield running
-
-
-@pytest.fixture
 async def terminal(slack: LocalSlack, port: int, database_url: str, tmp_path: Path) -> AsyncIterator[Terminal]:
     """A terminal beside a `serve` that is ready. Alice decides in Slack or in the inbox, Mary by links."""
     settings = {
         "DATABASE_URL": database_url,
         "APPROVERS": "U01ALICE, mary@example.com",
-        "PORT": str(port),
         "PUBLIC_URL": f"http://127.0.0.1:{port}",
-        "STAND_BY": "1",
         "STEP_UP_OVER": "5000",
     }
     folder = tmp_path / "terminal"
     folder.mkdir()
-    terminal = Terminal(folder, **slack.environment(), **settings)
-    async with terminal.service("serve") as serving, aiohttp.ClientSession() as session:
-
-        async def ready() -> bool:
-            try:
-                async with session.get(f"http://127.0.0.1:{port}/readyz") as answer:
-                    return answer.status == 200
-            except aiohttp.ClientConnectionError:
-                return False
-
-        await serving.until(ready)
+    async with served(folder, slack, port, **settings) as terminal:
         yield terminal
 
 
@@ -236,6 +212,17 @@ async def test_alice_approves_in_the_inbox_and_the_card_in_slack_changes_by_itse
     assert await value(conn, "SELECT count(*) FROM payments") == 1
     await expect_accessible(page)
     await take_picture(page, place_of("inbox-paid.png", tmp_path))
+
+    await page.get_by_role("link", name="how long each step took").click()
+    bars = page.get_by_role("row")
+    await expect(bars.filter(has_text="wait for approval")).to_contain_text("approved")
+    # The card's last change is told to Slack after the page has come.
+    await expect(bars.filter(has_text="slack chat.postMessage").first).to_be_visible()
+    await expect(bars.filter(has_text="pay")).not_to_have_count(0)
+    await expect_accessible(page)
+    await take_picture(page, place_of("inbox-trace.png", tmp_path))
+    await take_picture(page, tmp_path / "trace-dark.png", dark=True)
+    await take_picture(page, tmp_path / "trace-phone.png", phone=True)
 
 
 async def test_mary_decides_by_a_link_and_slack_and_an_open_inbox_change_by_themselves(

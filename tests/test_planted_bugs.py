@@ -114,8 +114,8 @@ BUGS = [
     Bug(
         name="a drive ends although it was woken meanwhile",
         file="flow/threads.py",
-        old='        " WHERE thread_id = %s AND wakes = %s",',
-        new='        " WHERE thread_id = %s AND %s >= 0",',
+        old="WHERE thread_id = %(thread_id)s AND wakes = %(wakes)s",
+        new="WHERE thread_id = %(thread_id)s AND %(wakes)s >= 0",
         tests="test_drive.py test_many_at_once.py",
     ),
     Bug(
@@ -376,16 +376,16 @@ BUGS = [
     Bug(
         name="a deliverer whose lease ran out records what another one sent",
         file="flow/notices.py",
-        old="""ambiguous = false, error = NULL WHERE id = %(id)s AND attempt = %(attempt)s AND status = 'sending'",""",
-        new="""ambiguous = false, error = NULL WHERE id = %(id)s AND %(attempt)s > 0",""",
+        old="""ambiguous = false, error = NULL WHERE id = %(id)s AND attempt = %(attempt)s AND status = 'sending'""",
+        new="""ambiguous = false, error = NULL WHERE id = %(id)s AND %(attempt)s > 0""",
         tests="test_notices.py",
     ),
     Bug(
         name="a card that changed while it was shown is not shown again",
         file="flow/notices.py",
-        old='''"UPDATE notices SET status = CASE WHEN version = %(version)s THEN 'sent' ELSE 'pending' END,"
+        old='''(UPDATE notices SET status = CASE WHEN version = %(version)s THEN 'sent' ELSE 'pending' END,"
         " due_at = CASE WHEN version = %(version)s THEN NULL ELSE clock_timestamp() END,"''',
-        new='''"UPDATE notices SET status = CASE WHEN %(version)s > 0 THEN 'sent' ELSE 'pending' END,"
+        new='''(UPDATE notices SET status = CASE WHEN %(version)s > 0 THEN 'sent' ELSE 'pending' END,"
         " due_at = CASE WHEN %(version)s > 0 THEN NULL ELSE clock_timestamp() END,"''',
         tests="test_notices.py",
     ),
@@ -453,10 +453,46 @@ BUGS = [
         tests="test_webhooks_out.py",
     ),
     Bug(
+        name="traces have no bounds to a request",
+        file="bot/traces_out.py",
+        old="if batch.spans and (size > MOST_BYTES or len(batch.spans) == MOST_SPANS):",
+        new="if batch.spans and size < 0:",
+        tests="test_traces_out.py::test_a_thousand_threads_do_not_make_one_request"
+        " test_traces_out.py::test_a_thread_of_many_spans_takes_several_requests",
+    ),
+    Bug(
+        name="what is new while a trace is sent is taken for sent",
+        file="flow/exports.py",
+        old='" due_at = CASE WHEN version > %(version)s OR NOT %(last)s THEN clock_timestamp() END"',
+        new='" due_at = CASE WHEN %(version)s < 0 OR NOT %(last)s THEN clock_timestamp() END"',
+        tests="test_traces_out.py::test_what_is_new_while_a_request_is_on_its_way_is_sent_after_it",
+    ),
+    Bug(
+        name="a refused key is an alarm each time",
+        file="flow/exports.py",
+        old='"UPDATE trace_targets SET alarm_of = %s WHERE name = %s AND alarm_of IS NULL"',
+        new='"UPDATE trace_targets SET alarm_of = %s WHERE name = %s"',
+        tests="test_traces_out.py::test_a_key_that_is_refused_is_an_alarm_once_until_it_worked",
+    ),
+    Bug(
+        name="traces are given up when a key is refused",
+        file="bot/traces_out.py",
+        old="        elif status in _CLOSED or status < 400:",
+        new="        elif status < 400:",
+        tests="test_traces_out.py::test_a_key_that_is_refused_is_an_alarm_once_until_it_worked",
+    ),
+    Bug(
+        name="secrets go out in traces",
+        file="bot/otlp.py",
+        old='return {"stringValue": hide(value if isinstance(value, str) else json.dumps(value))}',
+        new='return {"stringValue": value if isinstance(value, str) else json.dumps(value)}',
+        tests="test_traces_out.py::test_no_secret_goes_out_whoever_wrote_it_into_a_span",
+    ),
+    Bug(
         name="a webhook's deliverer has no fence",
         file="flow/deliveries.py",
-        old=" AND attempt = %s AND status = 'sending'",
-        new=" AND attempt >= 0 * %s AND status = 'sending'",
+        old=" AND attempt = %(attempt)s AND status = 'sending'",
+        new=" AND attempt >= 0 * %(attempt)s AND status = 'sending'",
         tests="test_webhooks_out.py",
     ),
     Bug(
@@ -673,8 +709,8 @@ BUGS = [
     Bug(
         name="a slice ends inside a step",
         file="flow/run.py",
-        old='elif mode == "tasks" and moved and clock() >= self._until:',
-        new="elif moved and clock() >= self._until:",
+        old='elif mode == "tasks" and not within and moved and clock() >= self._until:',
+        new="elif not within and moved and clock() >= self._until:",
         tests="test_flows.py",
     ),
     Bug(
@@ -810,6 +846,41 @@ BUGS = [
         old="coalesce(waits_since, due_at) AS since",
         new="due_at AS since",
         tests="test_metrics.py::test_what_slack_refuses_and_what_waits_for_it_is_told",
+    ),
+    Bug(
+        name="a drive's spans are not written when it fails",
+        file="flow/drive.py",
+        old='spans=recorder.rows(error=exc, outcome="failed")',
+        new="spans=threads.NONE",
+        tests="test_spans.py",
+    ),
+    Bug(
+        name="what is done in a node is recorded beside it",
+        file="flow/nodes.py",
+        old="        recorder.around = self.here\n",
+        new="",
+        tests="test_spans.py",
+    ),
+    Bug(
+        name="a span says what was raised",
+        file="flow/spans.py",
+        old="self.error = type(error).__name__ if isinstance(error, BaseException) else error",
+        new='self.error = f"{type(error).__name__}: {error}"',
+        tests="test_spans.py",
+    ),
+    Bug(
+        name="a trace is that of whoever sends any header",
+        file="flow/spans.py",
+        old="(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}",
+        new="[0-9a-f]{32}-[0-9a-f]{16}",
+        tests="test_spans.py",
+    ),
+    Bug(
+        name="waits side by side are added up",
+        file="flow/trace.py",
+        old="max(timedelta(0), ended - max(span.started_at, until))",
+        new="ended - span.started_at",
+        tests="test_spans.py",
     ),
 ]
 

@@ -19,15 +19,13 @@ from tests.test_inbox_browser import (
     browser,
     complaints,
     expect_accessible,
-    port,
     pytestmark,
     sign_in,
-    slack,
     take_picture,
     terminal,
 )
 
-__all__ = ["browser", "complaints", "port", "pytestmark", "slack", "terminal"]
+__all__ = ["browser", "complaints", "pytestmark", "terminal"]
 
 _TWO = Tier(name="approval", approvers=("U01ALICE", "U02BOB"), required=2)
 _MAIL = {"to": "bob@example.com", "subject": "Your refund", "text": "Dear Bob,\nthe money is on its way."}

@@ -96,6 +96,8 @@ def test_an_example_of_a_setting_with_a_default_is_its_default(name: str, text: 
 
 
 def _as_typed(default: object) -> str:
+    if isinstance(default, bool):
+        return str(default).lower()
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 

@@ -41,8 +41,8 @@ from tests.people import ALICE, ANN, BOB, NO, YES, ask, start_claim
 from tests.rows import all_rows, one_row, rewrite, until, until_blocked, value
 
 DAY_S = 86_400
-KEEP = Keep(checkpoints_s=7 * DAY_S, events_s=30 * DAY_S)
-NOTHING = Keep(checkpoints_s=None, events_s=None)
+KEEP = Keep(checkpoints_s=7 * DAY_S, events_s=30 * DAY_S, spans_s=30 * DAY_S)
+NOTHING = Keep(checkpoints_s=None, events_s=None, spans_s=None)
 
 CHECKPOINTS = ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
 
@@ -695,7 +695,8 @@ async def _lost(act: Awaitable[Any]) -> bool:
 def test_a_time_is_written_as_in_the_policy(monkeypatch: pytest.MonkeyPatch, text: str, seconds: int | None) -> None:
     monkeypatch.setenv("CHECKPOINT_RETENTION", text)
     monkeypatch.setenv("EVENT_RETENTION", text)
-    assert Keep.of(read_settings()) == Keep(checkpoints_s=seconds, events_s=seconds)
+    monkeypatch.setenv("SPAN_RETENTION", text)
+    assert Keep.of(read_settings()) == Keep(checkpoints_s=seconds, events_s=seconds, spans_s=seconds)
 
 
 @pytest.mark.parametrize("text", ["7", "0 days", "-1 days", "a week", "7 years", "999999 weeks"])

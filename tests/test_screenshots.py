@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from flow.database import Connection
 from tests.chromium import MISSING, place_of
 from tests.command import Terminal
 from tests.fault_proxy import FaultProxy
-from tests.local_slack import LocalSlack, free_port, skip_reason
+from tests.local_slack import LocalSlack, skip_reason
 from tests.rows import RENEW_FINGERPRINTS, until, value
 from tests.slack_page import ALICE, BOB, EVE, act_as, button, card_of, served, slack_page, take_picture
 
@@ -39,18 +39,6 @@ approvers = ["{ALICE}", "{BOB}", "carol@example.com"]
 required = 2
 expires_after = "3 days"
 """
-
-
-@pytest.fixture
-def port() -> int:
-    """Where the bot listens."""
-    return free_port()
-
-
-@pytest.fixture
-def slack(port: int) -> Iterator[LocalSlack]:
-    with LocalSlack(request_url=f"http://127.0.0.1:{port}/slack/events") as running:
-        yield running
 
 
 @pytest.fixture

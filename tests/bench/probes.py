@@ -4,6 +4,7 @@
     alone     claim-flow with no worker on its database: start, show, list
     served    claim-flow while `serve` runs: start, and a click on the card that it posted
     crowded   the same on a database in which 10,000 requests wait
+    driven    the drives of claims, with spans and without, by turns
 
 To add a row: return one more number from a probe here, or add a probe, and name it in ROWS.
 """
@@ -27,6 +28,7 @@ from flow import inputs, threads
 from flow.database import connect
 from flow.model import CLAIM_FLOW as FLOW
 from flow.model import CLAIM_FLOW_VERSION as FLOW_VERSION
+from tests.bench import drives
 from tests.bench.databases import database
 from tests.bench.programs import CLAIM_FLOW, PLAIN_SCRIPT, environment, serving, timed_ms
 from tests.bench.slack_stand_in import CHANNEL, TEAM, SlackStandIn
@@ -46,6 +48,7 @@ ROWS = (
     Row(ours="start, a worker runs", theirs="start", at_least=4),
     Row(ours="list", theirs="start", at_least=4),
     Row(ours="show", theirs="start", at_least=4),
+    drives.ROW,
 )
 
 _AMOUNT = "250"
@@ -61,10 +64,10 @@ _WITHIN_S = 60.0
 async def probes(server_url: str, admin: psycopg.Connection, home: Path) -> AsyncIterator[Sequence[Probe]]:
     """The probes in the order of a round, each on a database of its own."""
     async with contextlib.AsyncExitStack() as stack:
-        plain, alone, served, crowded = (stack.enter_context(database(server_url, admin)) for _ in range(4))
+        plain, alone, served, crowded, driven = (stack.enter_context(database(server_url, admin)) for _ in range(5))
         http = await stack.enter_async_context(aiohttp.ClientSession())
         slack = await stack.enter_async_context(SlackStandIn())
-        for url in (alone, served, crowded):
+        for url in (alone, served, crowded, driven):
             await timed_ms(CLAIM_FLOW, "setup", env=environment(DATABASE_URL=url), cwd=home)
             await _file_older_claims(url)
         await _crowd(crowded)
@@ -80,7 +83,7 @@ async def probes(server_url: str, admin: psycopg.Connection, home: Path) -> Asyn
         async def alone_life() -> dict[str, float]:
             return await _alone_life(f"alone-{next(numbers)}", environment(DATABASE_URL=alone), home)
 
-        yield plain_life, alone_life, *lives
+        yield plain_life, alone_life, *lives, await stack.enter_async_context(drives.drives(driven))
 
 
 @contextlib.asynccontextmanager
