@@ -348,6 +348,7 @@ def work(once: bool) -> None:
             await worker.run_once()
             await _deliver(settings, conn)
             await _deliver_webhooks(settings, url)
+            await _send_traces(settings, url)
             await worker.tidy()
 
     _run(run)
@@ -358,26 +359,27 @@ def deliver() -> None:
     """Send what waits to be sent, and try again what Slack or a mail server refused."""
 
     async def run(settings: Settings) -> None:
-        from flow import mails, notices
+        from flow import exports, mails, notices
         from flow.log import log_to_stderr
 
         log_to_stderr(settings)
         async with _database(settings) as (url, conn):
-            if not settings.slack_is_on and not settings.smtp_url and not settings.webhook_url_of:
+            await exports.keep_targets(conn, settings.trace_targets)
+            if not any((settings.slack_is_on, settings.smtp_url, settings.webhook_url_of, settings.trace_targets)):
                 raise FlowError(
-                    "Slack is off: see SLACK_BOT_TOKEN and what belongs to it in .env.example; so are SMTP_URL and"
-                    " WEBHOOK_URLS"
+                    "Slack is off: see SLACK_BOT_TOKEN and what belongs to it in .env.example; so are SMTP_URL,"
+                    " WEBHOOK_URLS and traces"
                 )
             if settings.slack_is_on:
                 await notices.retry_failed(conn)
             if settings.smtp_url:
                 await mails.retry_mails(conn)
-            to_people, to_webhooks = (
+            counts = (
                 await _deliver(settings, conn, within_s=300.0),
                 await _deliver_webhooks(settings, url, within_s=300.0),
+                await _send_traces(settings, url, within_s=300.0),
             )
-        sent, failed = to_people[0] + to_webhooks[0], to_people[1] + to_webhooks[1]
-        _report_sent(sent, failed)
+        _report_sent(sum(sent for sent, _ in counts), sum(failed for _, failed in counts))
 
     _run(run)
 
@@ -974,6 +976,10 @@ async def _database(
 
             # Whoever files the first claim knows of them, not only who delivers.
             await add_endpoints(conn, settings.webhook_url_of)
+        if settings.trace_targets:
+            from flow.exports import add_targets
+
+            await add_targets(conn, settings.trace_targets)
         if acts:
             from flow.audit import record_policy
             from flow.policy import policy_of
@@ -1199,6 +1205,16 @@ async def _deliver_webhooks(settings: Settings, url: str, *, within_s: float = 1
 
     async with WebhookDeliverer.of(settings) as deliverer:
         return await deliverer.sweep(url, within_s=within_s)
+
+
+async def _send_traces(settings: Settings, url: str, *, within_s: float = 15.0) -> tuple[int, int]:
+    """The same for the targets of traces, in threads."""
+    if not settings.trace_targets:
+        return 0, 0
+    from bot.traces_out import TraceSender
+
+    async with TraceSender.of(settings) as sender:
+        return await sender.sweep(url, within_s=within_s)
 
 
 def _report_sent(sent: int, failed: int) -> None:

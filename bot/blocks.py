@@ -191,6 +191,8 @@ def alarm(thread: Thread, failures: Sequence[tuple[str, str]]) -> str | None:
                 f"Its request {safe(error, _WHY)} was changed in the database after it was asked, and changed back or"
                 " ended since: find out who has such access"
             )
+        elif kind == "trace":
+            lines.append(f"Traces do not get out, this one first ({safe(error, _WHY)}): see `claim_flow.py doctor`")
         elif kind == "mail":
             lines.append(f"A mail cannot be delivered ({safe(error, _WHY)}): give them a link by `claim_flow.py link`")
         else:

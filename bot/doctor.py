@@ -17,11 +17,14 @@ from slack_sdk.web.async_slack_response import AsyncSlackResponse
 
 from bot.filers import is_address
 from bot.groups import OwnTeam, groups_in
+from bot.otlp import body_of, targets_of
 from bot.slack_api import FIXES, SEE_ERROR, read_error, slack_client
-from flow import audit, deliveries, notices, retention
+from bot.traces_out import http_session, post
+from flow import audit, deliveries, exports, notices, retention
 from flow.assess import Unanswered, adviser_of
 from flow.database import check_locks, connect, database_url, ensure_schema
 from flow.errors import FlowError
+from flow.log import hider, secrets_of
 from flow.model import Claim
 from flow.policy import LIMITS, Tier, is_group, policy_of
 from flow.providers import provider_of
@@ -42,6 +45,13 @@ _SCOPES = ("chat:write", "channels:history", "groups:history", "commands", "user
 _GROUP_SCOPES = ("usergroups:read",)
 _DIRECT_SCOPES = ("im:write", "im:history")
 _ADDRESS_SCOPES = ("users:read.email",)
+
+_FIX_TRACES = {
+    "otlp": "correct OTEL_EXPORTER_OTLP_ENDPOINT (by HTTP: a collector's port 4318, not 4317), or what it wants"
+    " to be told in OTEL_EXPORTER_OTLP_HEADERS",
+    "langfuse": "correct LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY, both of one project, and LANGFUSE_BASE_URL, which"
+    " each region has of its own",
+}
 
 _SAMPLE = Claim(amount=Decimal("1.00"), currency="USD", payee="nobody", note="A question of the doctor command's.")
 
@@ -69,6 +79,8 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
         yield await _audit(url)
         yield await _retention(settings, url)
         async for finding in _endpoints(settings, url):
+            yield finding
+        async for finding in _traces(settings, url):
             yield finding
         if settings.slack_is_on:
             yield await _notices(url)
@@ -160,6 +172,24 @@ async def _endpoints(settings: Settings, url: str) -> AsyncIterator[Finding]:
             resend = f"`claim_flow.py webhooks resend --dead --endpoint {state.name}`"
             fix = f"turn it on with {resend}; or take it out of WEBHOOK_URLS, and {forget}"
         yield Finding(what=f"webhooks to {state.name}", ok=False, found=found, fix=fix)
+
+
+async def _traces(settings: Settings, url: str) -> AsyncIterator[Finding]:
+    """Each target is sent a request without spans, which whoever takes traces answers as it answers others."""
+    async with await connect(url, "door") as conn:
+        states = await exports.target_states(conn)
+    hide = hider(secrets_of(settings))
+    async with http_session() as http:
+        for target in targets_of(settings):
+            answer, state = await post(http, target, body_of([], {})), states.get(target.name)
+            held = f"; {state.waiting} threads wait, since {_utc(state.oldest)}" if state and state.oldest else ""
+            fix = ""
+            if not answer.taken:
+                fix = _FIX_TRACES[target.name]
+            elif state and state.oldest and (datetime.now(UTC) - state.oldest).total_seconds() > _PATIENCE_S:
+                fix = "have `serve` or `bot` run, then `claim_flow.py deliver`, and look at what it logs"
+            found = hide(f"{target.url} {'takes them' if answer.taken else answer.error}{held if fix else ''}")
+            yield Finding(what=f"traces to {target.name}", ok=not fix, found=found, fix=fix)
 
 
 def _utc(at: datetime | None) -> str:

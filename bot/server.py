@@ -28,12 +28,14 @@ from bot.site import Site, static_files
 from bot.slack import Background, build_bolt, check_token, slack_events
 from bot.slack_api import slack_client
 from bot.socket_mode import SocketMode
+from bot.traces_out import TraceSender
 from bot.web import Check, build_web
 from bot.webhooks import endpoints_of
 from bot.webhooks_out import WebhookDeliverer
 from flow.assess import adviser_of
-from flow.database import check_locks
+from flow.database import check_locks, connect
 from flow.errors import SettingError
+from flow.exports import keep_targets
 from flow.policy import is_group, policy_of
 from flow.providers import provider_of
 from flow.retention import Keep
@@ -61,14 +63,16 @@ async def run_services(settings: Settings, url: str, stop: asyncio.Event, *, web
     policy_of(settings)
     log.info("who must approve what: %s", settings.policy_path or "APPROVERS")
     await check_locks(url)
+    await _forget_other_targets(settings, url)
     _say_what_is_off(settings)
     async with contextlib.AsyncExitStack() as stack:
         mailer = Mailer.of(settings) if settings.smtp_url else None
         deliverer = await stack.enter_async_context(Deliverer.of(settings)) if settings.slack_is_on else None
         webhooks = await stack.enter_async_context(WebhookDeliverer.of(settings)) if settings.webhook_url_of else None
+        traces = await stack.enter_async_context(TraceSender.of(settings)) if settings.trace_targets else None
         driver = _worker_of(settings, url) if worker else None
         async with asyncio.TaskGroup() as group:
-            delivering = [group.create_task(each.run(url)) for each in (deliverer, mailer, webhooks) if each]
+            delivering = [group.create_task(each.run(url)) for each in (deliverer, mailer, webhooks, traces) if each]
             driving = group.create_task(driver.run(stop)) if driver else None
             checks = _checks_of(deliverer, mailer, webhooks, driver)
             async with _site(settings, url, checks, driver, web=web):
@@ -252,6 +256,12 @@ def _checks_database(pool: Pool) -> Check:
         return "it takes no writes" if row and row["off"] == "on" else None
 
     return check
+
+
+async def _forget_other_targets(settings: Settings, url: str) -> None:
+    """Nothing is kept for whom the settings do not name any more."""
+    async with await connect(url, "door") as conn:
+        await keep_targets(conn, settings.trace_targets)
 
 
 def _say_what_is_off(settings: Settings) -> None:

@@ -282,7 +282,7 @@ def signed_headers(receiver: Receiver, webhook_id: str, body: bytes, *, at: date
 
 async def _read(response: aiohttp.ClientResponse) -> Answer:
     """The answer. Of one that took the event nothing more is read: it may go on for ever."""
-    answer = Answer(status=response.status, text="", retry_after_s=_retry_after_s(response.headers.get("Retry-After")))
+    answer = Answer(status=response.status, text="", retry_after_s=retry_after_s(response.headers.get("Retry-After")))
     if answer.taken:
         return answer
     read = b""
@@ -296,7 +296,7 @@ async def _read(response: aiohttp.ClientResponse) -> Answer:
     return Answer(status=answer.status, text=text, retry_after_s=answer.retry_after_s)
 
 
-def _retry_after_s(given: str | None) -> float | None:
+def retry_after_s(given: str | None) -> float | None:
     """Seconds, or a date: https://www.rfc-editor.org/rfc/rfc9110#field.retry-after. None for whatever is neither."""
     if given is None:
         return None

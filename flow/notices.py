@@ -245,6 +245,8 @@ async def failures_of(conn: Connection, thread_id: str) -> list[tuple[str, str]]
         " UNION ALL SELECT 'mail', substr(l.person, 6) || ': ' || l.mail_error, l.id"
         " FROM links l JOIN approvals a USING (interrupt_id) WHERE a.thread_id = %(id)s AND a.status = 'pending'"
         " AND l.mail_due_at IS NULL AND l.mail_error IS NOT NULL AND l.used_at IS NULL AND l.revoked_at IS NULL"
+        " UNION ALL SELECT 'trace', error, 0 FROM trace_targets WHERE alarm_of = %(id)s AND error IS NOT NULL"
+        " UNION ALL SELECT 'trace', error, 0 FROM trace_exports WHERE thread_id = %(id)s AND error IS NOT NULL"
         " UNION ALL SELECT CASE WHEN tampered THEN 'tampered' ELSE 'mended' END, interrupt_id, 0 FROM"
         " (SELECT interrupt_id, status = 'pending' AND fingerprint IS DISTINCT FROM approval_fingerprint(a) AS tampered"
         " FROM approvals a WHERE thread_id = %(id)s) asked WHERE tampered OR interrupt_id IN"

@@ -101,7 +101,10 @@ class Keep:
     @property
     def by_age(self) -> dict[str, tuple[str, int]]:
         """Tables whose rows go by their own age: the column with it, and how long after it they are kept."""
-        return _BY_AGE | ({} if self.spans_s is None else {"spans": ("started_at", self.spans_s)})
+        if self.spans_s is None:
+            return _BY_AGE
+        # What was sent of them is of no use without them.
+        return _BY_AGE | {"spans": ("started_at", self.spans_s), "trace_exports": ("marked_at", self.spans_s)}
 
 
 @dataclass(kw_only=True)

@@ -11,7 +11,7 @@ import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -98,6 +98,19 @@ class Settings(BaseSettings):
     # Who may read /metrics, on either port; unset: nobody.
     metrics_token: SecretStr | None = Field(default=None, min_length=16)
     log_format: Literal["auto", "json", "text"] = "auto"
+
+    # Where traces go besides our own tables: by OTLP, under OpenTelemetry's own names, and to Langfuse.
+    otel_exporter_otlp_endpoint: str | None = None
+    # The whole URL, where it does not end with /v1/traces.
+    otel_exporter_otlp_traces_endpoint: str | None = None
+    otel_exporter_otlp_headers: SecretStr | None = None
+    otel_service_name: str = "claim-flow"
+    otel_resource_attributes: str = ""
+    langfuse_public_key: str | None = None
+    langfuse_secret_key: SecretStr | None = None
+    # The same by its old name and its new one, which wins. Unset: Langfuse's own cloud, in Europe.
+    langfuse_host: str | None = None
+    langfuse_base_url: str | None = None
 
     # How long one drive may take before its process is killed and the thread is taken over.
     drive_timeout: float = Field(default=120.0, gt=0, allow_inf_nan=False)
@@ -245,6 +258,40 @@ class Settings(BaseSettings):
             raise ValueError(f"WEBHOOK_URLS: {plain[0]} is not https (for development: WEBHOOK_ALLOW_PRIVATE=true)")
         return self
 
+    @field_validator(
+        "otel_exporter_otlp_endpoint", "otel_exporter_otlp_traces_endpoint", "langfuse_host", "langfuse_base_url"
+    )
+    @classmethod
+    def _is_where_traces_go(cls, url: str | None) -> str | None:
+        if url is not None and not _is_url(url):
+            raise ValueError("write http://collector.internal:4318 or https://…; a password belongs into the headers")
+        return url
+
+    @field_validator("otel_exporter_otlp_headers")
+    @classmethod
+    def _are_headers(cls, given: SecretStr | None) -> SecretStr | None:
+        for name, value in _decoded_pairs(given.get_secret_value() if given else "").items():
+            if not _HEADER.fullmatch(name) or not re.fullmatch(r"[\x20-\x7e]+", value):
+                raise ValueError("write NAME=VALUE pairs, separated by commas: authorization=Bearer%20abc,x-a=b")
+        return given
+
+    @field_validator("otel_resource_attributes")
+    @classmethod
+    def _are_attributes(cls, given: str) -> str:
+        if not all(name and value for name, value in _decoded_pairs(given).items()):
+            raise ValueError("write NAME=VALUE pairs, separated by commas: deployment.environment.name=production")
+        return given
+
+    @model_validator(mode="after")
+    def _traces_go_out_or_stay(self) -> Self:
+        if self.otel_exporter_otlp_headers and not self.otlp_url:
+            raise ValueError("OTEL_EXPORTER_OTLP_ENDPOINT is not set: OTEL_EXPORTER_OTLP_HEADERS are for nobody")
+        keys = {"LANGFUSE_PUBLIC_KEY": self.langfuse_public_key, "LANGFUSE_SECRET_KEY": self.langfuse_secret_key}
+        missing = [name for name, value in keys.items() if not value]
+        if missing and (len(missing) < len(keys) or self.langfuse_host or self.langfuse_base_url):
+            raise ValueError(f"{' and '.join(missing)} not set: Langfuse needs both keys, or none of its settings")
+        return self
+
     @model_validator(mode="after")
     def _slack_is_whole_or_off(self) -> Self:
         given = {
@@ -300,6 +347,37 @@ class Settings(BaseSettings):
         return _lists(self.webhook_signing_secrets.get_secret_value() if self.webhook_signing_secrets else "")
 
     @property
+    def otlp_url(self) -> str | None:
+        """Where traces are sent by OTLP; None: nowhere. https://opentelemetry.io/docs/specs/otel/protocol/exporter/"""
+        if self.otel_exporter_otlp_traces_endpoint or not self.otel_exporter_otlp_endpoint:
+            return self.otel_exporter_otlp_traces_endpoint
+        return f"{self.otel_exporter_otlp_endpoint.rstrip('/')}/v1/traces"
+
+    @property
+    def otlp_headers(self) -> dict[str, str]:
+        given = self.otel_exporter_otlp_headers
+        return _decoded_pairs(given.get_secret_value() if given else "")
+
+    @property
+    def trace_resource(self) -> dict[str, str]:
+        """What every trace says of the service that it is from."""
+        return _decoded_pairs(self.otel_resource_attributes) | {"service.name": self.otel_service_name}
+
+    @property
+    def langfuse_url(self) -> str | None:
+        """Where Langfuse takes traces, if its keys are set."""
+        if self.langfuse_public_key is None:
+            return None
+        base = self.langfuse_base_url or self.langfuse_host or "https://cloud.langfuse.com"
+        return f"{base.rstrip('/')}/api/public/otel/v1/traces"
+
+    @property
+    def trace_targets(self) -> tuple[str, ...]:
+        """The names of where traces go."""
+        urls = {"otlp": self.otlp_url, "langfuse": self.langfuse_url}
+        return tuple(name for name, url in urls.items() if url)
+
+    @property
     def drive_slice(self) -> float:
         """Seconds after which a long drive leaves the rest to the next one, far below DRIVE_TIMEOUT."""
         return min(20.0, self.drive_timeout / 4)
@@ -353,6 +431,8 @@ _APPROVER = re.compile(
 )
 _VIEWER = re.compile(rf"{_MEMBER}|(?:mail:)?{ADDRESS.pattern}|cli:\S{{1,200}}")
 _ENDPOINT = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+# https://www.rfc-editor.org/rfc/rfc9110#name-tokens
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _ENDPOINTS_PERSON = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
 
 
@@ -425,6 +505,11 @@ def _lists(text: str) -> dict[str, list[str]]:
     for name, value in _pairs(text):
         lists.setdefault(name, []).append(value)
     return lists
+
+
+def _decoded_pairs(text: str) -> dict[str, str]:
+    """`a=x%20y,b=z`, as W3C Baggage writes it, which is how OpenTelemetry's variables are written."""
+    return {name: unquote(value) for name, value in _pairs(text)}
 
 
 def _is_url(text: str) -> bool:

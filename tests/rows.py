@@ -32,7 +32,7 @@ async def value(conn: Connection, query: LiteralString, *params: object) -> Any:
     return found
 
 
-async def until(look: Callable[[], Awaitable[T]], within_s: float = 15.0) -> T:
+async def until(look: Callable[[], Awaitable[T]], within_s: float = 60.0) -> T:
     """The first truthy answer. Fails if there is none in time."""
     deadline = time.monotonic() + within_s
     while not (found := await look()):

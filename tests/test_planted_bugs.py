@@ -453,6 +453,42 @@ BUGS = [
         tests="test_webhooks_out.py",
     ),
     Bug(
+        name="traces have no bounds to a request",
+        file="bot/traces_out.py",
+        old="if batch.spans and (size > MOST_BYTES or len(batch.spans) == MOST_SPANS):",
+        new="if batch.spans and size < 0:",
+        tests="test_traces_out.py::test_a_thousand_threads_do_not_make_one_request"
+        " test_traces_out.py::test_a_thread_of_many_spans_takes_several_requests",
+    ),
+    Bug(
+        name="what is new while a trace is sent is taken for sent",
+        file="flow/exports.py",
+        old='" due_at = CASE WHEN version > %(version)s OR NOT %(last)s THEN clock_timestamp() END"',
+        new='" due_at = CASE WHEN %(version)s < 0 OR NOT %(last)s THEN clock_timestamp() END"',
+        tests="test_traces_out.py::test_what_is_new_while_a_request_is_on_its_way_is_sent_after_it",
+    ),
+    Bug(
+        name="a refused key is an alarm each time",
+        file="flow/exports.py",
+        old='"UPDATE trace_targets SET alarm_of = %s WHERE name = %s AND alarm_of IS NULL"',
+        new='"UPDATE trace_targets SET alarm_of = %s WHERE name = %s"',
+        tests="test_traces_out.py::test_a_key_that_is_refused_is_an_alarm_once_until_it_worked",
+    ),
+    Bug(
+        name="traces are given up when a key is refused",
+        file="bot/traces_out.py",
+        old="        elif status in _CLOSED or status < 400:",
+        new="        elif status < 400:",
+        tests="test_traces_out.py::test_a_key_that_is_refused_is_an_alarm_once_until_it_worked",
+    ),
+    Bug(
+        name="secrets go out in traces",
+        file="bot/otlp.py",
+        old='return {"stringValue": hide(value if isinstance(value, str) else json.dumps(value))}',
+        new='return {"stringValue": value if isinstance(value, str) else json.dumps(value)}',
+        tests="test_traces_out.py::test_no_secret_goes_out_whoever_wrote_it_into_a_span",
+    ),
+    Bug(
         name="a webhook's deliverer has no fence",
         file="flow/deliveries.py",
         old=" AND attempt = %(attempt)s AND status = 'sending'",

@@ -186,14 +186,14 @@ async def test_a_zygote_that_stands_still_for_good_is_replaced(town: Town, conn:
     hazards.mkdir()
     # A minute of patience is what a loaded machine needs, and no test.
     (hazards / "sitecustomize.py").write_text(
-        "import sys\nif 'work' in sys.orig_argv:\n    import flow.standby\n    flow.standby._READY_TIMEOUT_S = 12.0\n"
+        "import sys\nif 'work' in sys.orig_argv:\n    import flow.standby\n    flow.standby._READY_TIMEOUT_S = 25.0\n"
     )
     async with town.worker(conn, STAND_BY="1", PYTHONPATH=f"{hazards}{os.pathsep}{ROOT}") as busy:
         zygote = await busy.zygote()
         zygote.suspend()
         for number in range(3):
             await start_claim(conn, f"t{number}", "20")
-        await until(lambda: paid_are(conn, 3), within_s=60)
+        await until(lambda: paid_are(conn, 3), within_s=90)
         assert not zygote.is_running()
     await assert_each_paid_once(conn)
 

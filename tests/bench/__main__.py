@@ -10,9 +10,6 @@ measured and what is required; TEST_DATABASE_URL names a server to use instead o
 from __future__ import annotations
 
 import asyncio
-import datetime
-import os
-import platform
 import sys
 import tempfile
 from pathlib import Path
@@ -20,7 +17,7 @@ from pathlib import Path
 import click
 import psycopg
 
-from tests.bench.databases import server, versions_of
+from tests.bench.databases import machine, server, versions_of
 from tests.bench.probes import ROWS, probes
 from tests.bench.programs import compile_bytecode
 from tests.bench.rush import CLICKS_A_SECOND, REQUIRED_P99_MS, Rush, rush
@@ -53,18 +50,11 @@ async def _run(rounds: int, seconds: int) -> tuple[Series, Rush]:
         server(Path(home)) as server_url,
         psycopg.connect(server_url, autocommit=True) as admin,
     ):
-        click.echo(_machine(versions_of(admin)))
+        click.echo(machine(versions_of(admin)))
         async with probes(server_url, admin, Path(home)) as found:
             series = await measure(found, rounds, say=_say_progress)
         _say_progress(f"{seconds} s of {CLICKS_A_SECOND} clicks a second")
         return series, await rush(server_url, admin, Path(home), seconds=seconds)
-
-
-def _machine(postgres: str) -> str:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    python = f"{platform.python_implementation()} {platform.python_version()}"
-    today = datetime.datetime.now(datetime.UTC).date()
-    return f"{cores} cores, {platform.system()} {platform.machine()}, {python}, Postgres {postgres}, {today}"
 
 
 def _say_progress(text: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
+import platform
 import uuid
 import warnings
 from collections.abc import Iterator
@@ -48,3 +50,11 @@ def versions_of(admin: psycopg.Connection) -> str:
     row = admin.execute("SELECT current_setting('server_version'), current_setting('fsync')").fetchone()
     assert row is not None
     return f"{row[0].split()[0]} (fsync {row[1]})"
+
+
+def machine(postgres: str) -> str:
+    """On what the figures were measured, and when."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    today = datetime.datetime.now(datetime.UTC).date()
+    return f"{cores} cores, {platform.system()} {platform.machine()}, {python}, Postgres {postgres}, {today}"
