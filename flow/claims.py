@@ -171,8 +171,6 @@ class ClaimFlow(Flow):
     """The one flow that ends by its payment's row, and whose requests are older than `flow.questions`."""
 
     pays = True
-    # A drive that is killed begins again where it last paused, and finds what was done: advice and payment are rows.
-    saves = "exit"
 
     def begin(self, thread: Thread) -> Mapping[str, Any]:
         """Without the note, which stays in the thread's row."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
-from langgraph.types import Durability, Interrupt
+from langgraph.types import Interrupt
 from pydantic import BaseModel, ValidationError
 
 from flow.asking import Request
@@ -66,9 +66,6 @@ class Flow:
 
     # Whether it ends by the row of its payment, rather than by a result; then `pay` itself checks what was approved.
     pays = False
-    # When its place is saved: `sync`, after each step; `exit`, when it pauses or ends, which costs half, for a flow
-    # whose every step may run again.
-    saves: Durability = "sync"
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.types import Interrupt, StateSnapshot
+from langgraph.types import StateSnapshot
 
 from flow import effects, threads
 from flow.asking import PROGRESS
@@ -43,7 +43,6 @@ class Run:
             self._config["callbacks"] = [ModelCalls(pen.spans)]
         self._place: tuple[object, ...] = ()
         self._has_caught_up = False
-        self._ran: list[dict[str, Any]] = []
         self._progress: list[int] | None = None
         self._progress_at = 0.0
 
@@ -83,7 +82,7 @@ class Run:
                     input,
                     self._config,
                     context=self._pen,
-                    durability=self.flow.saves,
+                    durability="sync",
                     stream_mode=["tasks", "custom"],
                     # The nodes of inner graphs have spans, too.
                     subgraphs=True,
@@ -95,44 +94,22 @@ class Run:
             raise
         nodes.end()
         await self._keep_progress()
-        state = self._as_it_ended() or await self.look()
+        state = await self.look()
         place = (state.config["configurable"].get("checkpoint_id"), *(i.id for i in state.interrupts))
         if place == self._place:
             raise RuntimeError("the flow did not move on")
         self._place = place
         return state
 
-    def _as_it_ended(self) -> StateSnapshot | None:
-        """Where a run has come to that is saved when it pauses or ends: by what its steps said, so that nothing is read
-        again. None: it has not run or was stopped, or the flow's values are its result; then what is saved must tell.
-        """
-        if self.flow.saves != "exit" or self._has_inner or self.stopped or not self._ran:
-            return None
-        pauses = tuple(Interrupt(**each) for task in self._ran for each in task["interrupts"])
-        if not pauses and not self.flow.pays:
-            return None
-        return StateSnapshot(
-            values={},
-            next=(),
-            config={"configurable": {}},
-            metadata=None,
-            created_at="",
-            parent_config=None,
-            tasks=(),
-            interrupts=pauses,
-        )
-
     async def _follow(self, stream: AsyncIterator[Any], nodes: Nodes) -> None:
         """A task is announced before its step begins, and again with its result when it has ended."""
         clock = asyncio.get_running_loop().time
         moved = False
-        self._ran = []
         async for within, mode, event in stream:
             if mode == "tasks":
                 nodes.saw(within, event)
             if mode == "tasks" and not within and "input" not in event:
                 moved = True
-                self._ran.append(event)
                 await self._write_spans()
             elif mode == "tasks" and not within and moved and clock() >= self._until:
                 # All that was done is saved, and nothing of this step has begun.

@@ -233,11 +233,8 @@ async def test_a_thread_at_a_payment_that_was_renamed_is_stuck_and_recovers_when
 
 
 async def test_a_step_without_its_checkpoint_looks_finished_and_is_paid_nevertheless(
-    conn: Connection, flows: Flows, monkeypatch: pytest.MonkeyPatch
+    conn: Connection, flows: Flows
 ) -> None:
-    [flow] = flows
-    # As a flow that is saved after each step is, and as earlier releases saved this one.
-    monkeypatch.setattr(flow, "saves", "sync")
     await start_claim(conn, amount="20")
     await break_table(conn, "payments", "INSERT", "RAISE EXCEPTION 'the bank is closed'")
     with pytest.raises(DriveFailed):
@@ -247,6 +244,7 @@ async def test_a_step_without_its_checkpoint_looks_finished_and_is_paid_neverthe
     last = await value(conn, "SELECT max(checkpoint_id) FROM checkpoints")
     for table in ("checkpoints", "checkpoint_writes"):
         await conn.execute(f"DELETE FROM {table} WHERE checkpoint_id = %s", (last,))
+    [flow] = flows
     graph = flow.compile().copy({"checkpointer": AsyncPostgresSaver(conn)})
     state = await graph.aget_state({"configurable": {"thread_id": "t1"}})
     assert (state.next, [task.name for task in state.tasks]) == ((), ["decide"])
