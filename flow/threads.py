@@ -15,7 +15,7 @@ from psycopg.types.json import Json, Jsonb
 
 from flow import notices
 from flow.audit import door_of, record
-from flow.database import Connection, is_present, newest, pipelined, ring
+from flow.database import Connection, is_present, newest, ring
 from flow.errors import FlowError, ThreadExists, UnknownThread
 from flow.model import CLAIM_FLOW, OVER, Claim, Thread, flow_key
 from flow.spans import NONE, WRITTEN
@@ -56,7 +56,7 @@ async def insert_thread(
         "INSERT INTO threads (thread_id, flow, flow_version, input, requested_by, traceparent)"
         " VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (thread_id) DO NOTHING RETURNING {}"
     ).format(_COLUMNS)
-    async with pipelined(conn):
+    async with conn.transaction():
         inserted = await conn.execute(query, (thread_id, flow, flow_version, Jsonb(input), requested_by, traceparent))
         if row := await inserted.fetchone():
             thread = _thread(row)
