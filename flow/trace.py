@@ -234,8 +234,9 @@ async def tree_of(conn: Connection, thread_id: str) -> Tree:
     """The trace of the thread: what was recorded, and what its other rows tell. Raises UnknownThread."""
     row = await (
         await conn.execute(
-            "SELECT flow, flow_version, status, created_at, ended_at, trace_of(t) AS trace_id, root_of(t) AS root_id,"
-            " substr(traceparent, 37, 16) AS caller_id, clock_timestamp() AS now FROM threads t WHERE thread_id = %s",
+            "SELECT flow, flow_version, status, created_at, ended_at, trace_of(thread_id, traceparent) AS trace_id,"
+            " root_of(thread_id) AS root_id, substr(traceparent, 37, 16) AS caller_id, clock_timestamp() AS now"
+            " FROM threads WHERE thread_id = %s",
             (thread_id,),
         )
     ).fetchone()

@@ -144,7 +144,7 @@ async def test_a_claim_of_three_processes_arrives_as_one_trace(
     assert (await terminal.run_meanwhile("deliver")).out == "0 sent, 0 not\n"
 
     [(trace_id, trace)] = collector.traces.items()
-    assert trace_id == await value(conn, "SELECT trace_of(t) FROM threads t")
+    assert trace_id == await value(conn, "SELECT trace_of(thread_id, traceparent) FROM threads")
     [root] = [span for span in trace.values() if span.above is None]
     assert root.name == "thread claims"
     assert all(span.above in trace for span in trace.values() if span is not root)
@@ -222,7 +222,9 @@ async def test_it_says_what_it_is_from_and_of_which_thread(
     [span, _] = sorted(collector.spans, key=lambda span: span.name)
     assert (span.about["service.name"], span.about["deployment.environment.name"]) == ("claims", "a,b")
     assert (span.name, span.said["claim_flow.thread"]) == ("intake", "t1")
-    row = await one_row(conn, "SELECT trace_of(t) AS trace, root_of(t) AS root FROM threads t")
+    row = await one_row(
+        conn, "SELECT trace_of(thread_id, traceparent) AS trace, root_of(thread_id) AS root FROM threads"
+    )
     assert (span.trace, span.above) == (row["trace"], row["root"])
 
 
