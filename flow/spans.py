@@ -19,11 +19,10 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import json
-import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -39,6 +38,8 @@ Attributes = dict[str, str | int | float | bool]
 # Names and texts that flows and strangers choose.
 _LONGEST = 200
 _LONGEST_VALUE = 20_000
+# Nobody to whom traces are sent takes larger ones; what is no number is not smaller.
+_LARGEST = 2**63 - 1
 
 # A part of the statement that ends the work, whose other part is called `ended` and gives the thread's id, if it ended:
 # `WITH ended AS (UPDATE … RETURNING thread_id), {WRITTEN} SELECT … FROM ended`, with `Recorder.rows()` as `spans`.
@@ -262,12 +263,18 @@ def address_of(url: str) -> str:
         return ""
 
 
-async def spans_of(conn: Connection, thread_id: str) -> list[Span]:
-    """The recorded spans of the thread, oldest first."""
+async def spans_of(
+    conn: Connection, thread_id: str, *, without: Collection[str] = (), most: int | None = None
+) -> list[Span]:
+    """The recorded spans of the thread, oldest first: those that are not among `without`, and at most so many. One
+    whose parent was lost has none."""
     rows = await conn.execute(
-        "SELECT span_id, parent_id, name, kind, started_at, ended_at, error, attributes FROM spans"
-        " WHERE thread_id = %s ORDER BY started_at, ended_at DESC, span_id",
-        (thread_id,),
+        "SELECT span_id, (SELECT above.span_id FROM spans above"
+        " WHERE (above.thread_id, above.span_id) = (s.thread_id, s.parent_id)) AS parent_id,"
+        " name, kind, started_at, ended_at, error, attributes FROM spans s WHERE thread_id = %(thread)s"
+        " AND NOT EXISTS (SELECT FROM unnest(%(without)s::text[]) AS known WHERE known = s.span_id)"
+        " ORDER BY started_at, ended_at DESC, span_id LIMIT %(most)s",
+        {"thread": thread_id, "without": list(without), "most": most},
     )
     return [Span(**row) for row in await rows.fetchall()]
 
@@ -283,6 +290,6 @@ def _kept(text: str) -> str:
 
 def _storable(value: object) -> str | float:
     """As JSON in Postgres can hold it, whatever a model's library says: a span must not keep a drive from its end."""
-    if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+    if isinstance(value, int | float) and abs(value) <= _LARGEST:
         return value
     return storable(str(value)[:_LONGEST_VALUE])
