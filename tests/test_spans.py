@@ -76,7 +76,7 @@ async def test_whatever_a_span_is_told_can_be_written(conn: Connection) -> None:
     with recorded_by(recorder), span("outer\x00") as outer, span("POST", kind="client") as call:
         call.answered(200)
         odd: Any = ["a list"]
-        call.note(what="NUL \x00 and \ud800", missing=float("nan"), nothing=None, odd=odd)
+        call.note(what="NUL \x00 and \ud800", missing=float("nan"), nothing=None, odd=odd, large=2**64)
     await recorder.write(conn, "t1")
     posted = await the_span(conn, "POST")
     assert posted.parent_id == outer.span_id == (await the_span(conn, "outer�")).span_id
@@ -85,6 +85,7 @@ async def test_whatever_a_span_is_told_can_be_written(conn: Connection) -> None:
         "what": "NUL � and �",
         "missing": "nan",
         "odd": "['a list']",
+        "large": "18446744073709551616",
     }
 
 
