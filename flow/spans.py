@@ -22,7 +22,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -38,6 +38,7 @@ Attributes = dict[str, str | int | float | bool]
 # Names and texts that flows and strangers choose.
 _LONGEST = 200
 _LONGEST_VALUE = 20_000
+_MOST_MESSAGES = 100
 # Nobody to whom traces are sent takes larger ones; what is no number is not smaller.
 _LARGEST = 2**63 - 1
 
@@ -220,16 +221,20 @@ def here() -> str | None:
     return current.span_id if current else None
 
 
-def messages_kept(messages: Sequence[tuple[str, str]]) -> str | None:
+def messages_kept(messages: Iterable[tuple[str, str]]) -> str | None:
     """What a model was asked, or answered, as pairs of role and text; None: it is not kept here.
 
-    Format: https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-input-messages.json
+    Of too many the last ones, and of too long ones the beginnings, so that it stays what this is:
+    https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-input-messages.json
     """
     current = _current.get()
     if current is None or (hide := current.recorder.hide) is None:
         return None
-    kept = [{"role": role, "parts": [{"type": "text", "content": hide(text)}]} for role, text in messages]
-    return json.dumps(kept, ensure_ascii=False)
+    hidden = [(role, hide(text)) for role, text in messages][-_MOST_MESSAGES:]
+    longest = _LONGEST_VALUE
+    while len(said := _as_messages(hidden, longest)) > _LONGEST_VALUE and longest:
+        longest //= 2
+    return said
 
 
 def id_of(*what: Any) -> str:
@@ -277,6 +282,11 @@ async def spans_of(
         {"thread": thread_id, "without": list(without), "most": most},
     )
     return [Span(**row) for row in await rows.fetchall()]
+
+
+def _as_messages(messages: Sequence[tuple[str, str]], longest: int) -> str:
+    parts = [{"role": role, "parts": [{"type": "text", "content": text[:longest]}]} for role, text in messages]
+    return json.dumps(parts, ensure_ascii=False)
 
 
 def _rows(lives: Sequence[Live]) -> str:
