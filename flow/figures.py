@@ -72,7 +72,7 @@ async def _threads(conn: Connection) -> list[Figure]:
     due = await _one(
         conn,
         "SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(due_at)), 0)::float8 AS oldest FROM"
-        " (SELECT due_at FROM threads WHERE due_at IS NOT NULL AND due_at <= clock_timestamp() LIMIT %s) due",
+        " (SELECT due_at FROM threads WHERE due_at IS NOT NULL AND due_at <= statement_timestamp() LIMIT %s) due",
     )
     stopped: dict[tuple[str, ...], float] = {}
     for status in ("stuck", "unknown", "unavailable"):

@@ -177,9 +177,11 @@ _IN_VIEW: dict[View, sql.SQL] = {
     "history": sql.SQL("status <> 'pending'"),
     "all": sql.SQL("true"),
 }
+# Read in that order until there are enough: nothing is looked up that is not theirs.
 _NEWEST_FIRST = sql.SQL(
-    "interrupt_id = ANY(ARRAY(SELECT interrupt_id FROM approvals WHERE {} AND {}"
-    f" ORDER BY requested_at DESC, interrupt_id LIMIT {MOST_OF_EVERYBODY})) AND {{}}"
+    "interrupt_id = ANY(ARRAY(SELECT interrupt_id FROM (SELECT * FROM approvals WHERE {} AND {}"
+    f" ORDER BY requested_at DESC, interrupt_id LIMIT {MOST_OF_EVERYBODY}) AS approvals WHERE {{}}"
+    " ORDER BY requested_at DESC, interrupt_id LIMIT %(limit)s))"
 )
 # OFFSET 0 keeps the database from the index of times.
 _NAMES_FIRST = sql.SQL(

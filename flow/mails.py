@@ -74,7 +74,7 @@ async def lease_mail(conn: Connection) -> Mail | None:
     row = await (
         await conn.execute(
             "WITH next AS (SELECT l.id FROM links l JOIN approvals a USING (interrupt_id)"
-            " WHERE l.mail_due_at <= clock_timestamp() AND l.used_at IS NULL AND l.revoked_at IS NULL"
+            " WHERE l.mail_due_at <= statement_timestamp() AND l.used_at IS NULL AND l.revoked_at IS NULL"
             " AND a.status = 'pending' AND (a.expires_at IS NULL OR a.expires_at > clock_timestamp())"
             " ORDER BY l.mail_due_at LIMIT 1 FOR UPDATE OF l SKIP LOCKED)"
             " UPDATE links l SET mail_attempt = l.mail_attempt + 1,"

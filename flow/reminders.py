@@ -27,8 +27,9 @@ async def remind_overdue(conn: Connection, *, limit: int = 100) -> int:
     async with conn.transaction():
         rows = await conn.execute(
             "SELECT interrupt_id, thread_id, remind_every_s, working_hours, clock_timestamp() AS now FROM approvals"
-            " WHERE status = 'pending' AND remind_at <= clock_timestamp()"
-            " AND (expires_at IS NULL OR expires_at > clock_timestamp())"
+            # No clock_timestamp() in the condition: the index could not be asked for it.
+            " WHERE status = 'pending' AND remind_at <= statement_timestamp()"
+            " AND (expires_at IS NULL OR expires_at > statement_timestamp())"
             # Whoever it names by now may be whomever somebody has put in.
             " AND fingerprint = approval_fingerprint(approvals)"
             " ORDER BY remind_at LIMIT %s FOR UPDATE SKIP LOCKED",

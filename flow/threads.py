@@ -295,7 +295,7 @@ async def settle_flows(conn: Connection, flows: Sequence[str]) -> tuple[int, int
         for name, version in missing:
             rows = await conn.execute(
                 f"UPDATE threads SET {_UNAVAILABLE} WHERE thread_id IN (SELECT thread_id FROM threads"
-                " WHERE flow = %s AND flow_version = %s AND due_at < clock_timestamp() - %s * interval '1 second'"
+                " WHERE flow = %s AND flow_version = %s AND due_at < statement_timestamp() - %s * interval '1 second'"
                 # One that is being driven is not waiting for anybody.
                 " AND NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = threads.driver_pid)"
                 " ORDER BY due_at LIMIT %s FOR UPDATE SKIP LOCKED) RETURNING thread_id",
@@ -369,7 +369,8 @@ async def due_threads(conn: Connection, *, flows: Sequence[str], drive_timeout_s
         f"SELECT t.thread_id, l.pid IS NOT NULL AS held, coalesce({_OVERSTAYS}, false) AS overdue"
         " FROM (SELECT due.* FROM unnest(%(names)s::text[], %(versions)s::text[]) AS ours (flow, flow_version),"
         " LATERAL (SELECT thread_id, due_at, driver_pid, driven_at FROM threads WHERE threads.flow = ours.flow"
-        " AND threads.flow_version = ours.flow_version AND due_at <= clock_timestamp()"
+        # No clock_timestamp() here: the index could not be asked for it, and all that is put off would be read.
+        " AND threads.flow_version = ours.flow_version AND due_at <= statement_timestamp()"
         " ORDER BY due_at LIMIT %(limit)s) due ORDER BY due_at LIMIT %(limit)s) t"
         f" LEFT JOIN {_HOLDER} ORDER BY t.due_at",
         {"timeout": drive_timeout_s, "limit": limit, "names": names, "versions": versions},

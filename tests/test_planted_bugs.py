@@ -744,10 +744,24 @@ BUGS = [
     Bug(
         name="what is committed late is never sealed",
         file="flow/audit.py",
-        old="a ON a.id = u.audit_id ORDER BY u.audit_id LIMIT %s",
-        new="a ON a.id = u.audit_id"
-        " WHERE a.id > (SELECT coalesce(max(audit_id), 0) FROM audit_seals) ORDER BY u.audit_id LIMIT %s",
+        old="FROM audit_unsealed ORDER BY audit_id LIMIT %s))",
+        new="FROM audit_unsealed WHERE audit_id > (SELECT coalesce(max(audit_id), 0) FROM audit_seals)"
+        " ORDER BY audit_id LIMIT %s))",
         tests="test_audit.py",
+    ),
+    Bug(
+        name="what is not due yet is read at each look",
+        file="flow/threads.py",
+        old="AND due_at <= statement_timestamp()",
+        new="AND due_at <= clock_timestamp()",
+        tests="test_plans.py",
+    ),
+    Bug(
+        name="all events are read at each bell",
+        file="flow/deliveries.py",
+        old="(SELECT max(position) FROM events) > position",
+        new="EXISTS (SELECT FROM events e WHERE e.position > webhook_endpoints.position)",
+        tests="test_plans.py",
     ),
     Bug(
         name="sealers do not exclude each other",

@@ -18,6 +18,7 @@ import click
 import psycopg
 
 from tests.bench.databases import machine, server, versions_of
+from tests.bench.many import many
 from tests.bench.probes import ROWS, probes
 from tests.bench.programs import compile_bytecode
 from tests.bench.rush import CLICKS_A_SECOND, REQUIRED_P99_MS, Rush, rush
@@ -36,14 +37,15 @@ _SECONDS, _QUICK_SECONDS = 10, 2
 def main(rounds: int, quick: bool, check: bool) -> None:
     """Measure claim-flow against the plain script, and print one table."""
     compile_bytecode()
-    series, rushed = asyncio.run(_run(_QUICK_ROUNDS if quick else rounds, _QUICK_SECONDS if quick else _SECONDS))
+    rounds, seconds = (_QUICK_ROUNDS, _QUICK_SECONDS) if quick else (rounds, _SECONDS)
+    series, rushed, meets = asyncio.run(_run(rounds, seconds, quick=quick))
     click.echo("\n".join(rendered(ROWS, series)))
     click.echo(rushed.rendered())
-    if check and (missed(ROWS, series) or rushed.p99_ms > REQUIRED_P99_MS):
+    if check and (not meets or missed(ROWS, series) or rushed.p99_ms > REQUIRED_P99_MS):
         sys.exit(1)
 
 
-async def _run(rounds: int, seconds: int) -> tuple[Series, Rush]:
+async def _run(rounds: int, seconds: int, *, quick: bool) -> tuple[Series, Rush, bool]:
     # Both sides run in here, where no `.env` of the developer reaches them.
     with (
         tempfile.TemporaryDirectory(prefix="claim-flow-bench-") as home,
@@ -54,7 +56,8 @@ async def _run(rounds: int, seconds: int) -> tuple[Series, Rush]:
         async with probes(server_url, admin, Path(home)) as found:
             series = await measure(found, rounds, say=_say_progress)
         _say_progress(f"{seconds} s of {CLICKS_A_SECOND} clicks a second")
-        return series, await rush(server_url, admin, Path(home), seconds=seconds)
+        rushed = await rush(server_url, admin, Path(home), seconds=seconds)
+        return series, rushed, await many(server_url, admin, Path(home), quick=quick, rounds=rounds, say=_say_progress)
 
 
 def _say_progress(text: str) -> None:
