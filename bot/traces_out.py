@@ -166,7 +166,7 @@ class _Lane:
 
         No more than one request takes, however many there are: clicks are answered on the same loop.
         """
-        tree = await tree_of(conn, export.thread_id, without=export.sent, most=MOST_SPANS)
+        tree = await tree_of(conn, export.thread_id, without=export.sent, most=MOST_SPANS, settled=True)
         said: dict[str, str] = {}
         size = 0
         for _, node in tree.root.each():

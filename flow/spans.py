@@ -269,17 +269,25 @@ def address_of(url: str) -> str:
 
 
 async def spans_of(
-    conn: Connection, thread_id: str, *, without: Collection[str] = (), most: int | None = None
+    conn: Connection,
+    thread_id: str,
+    *,
+    without: Collection[str] = (),
+    most: int | None = None,
+    settled: bool = False,
 ) -> list[Span]:
     """The recorded spans of the thread, oldest first: those that are not among `without`, and at most so many. One
-    whose parent was lost has none."""
+    whose parent is not there has none; `settled`: and is left out while a drive goes on that may yet write it."""
     rows = await conn.execute(
         "SELECT span_id, (SELECT above.span_id FROM spans above"
         " WHERE (above.thread_id, above.span_id) = (s.thread_id, s.parent_id)) AS parent_id,"
         " name, kind, started_at, ended_at, error, attributes FROM spans s WHERE thread_id = %(thread)s"
         " AND NOT EXISTS (SELECT FROM unnest(%(without)s::text[]) AS known WHERE known = s.span_id)"
+        " AND (NOT %(settled)s OR s.parent_id IS NULL OR EXISTS (SELECT FROM spans above"
+        " WHERE (above.thread_id, above.span_id) = (s.thread_id, s.parent_id))"
+        " OR (SELECT driver_pid IS NULL FROM threads WHERE thread_id = %(thread)s))"
         " ORDER BY started_at, ended_at DESC, span_id LIMIT %(most)s",
-        {"thread": thread_id, "without": list(without), "most": most},
+        {"thread": thread_id, "without": list(without), "most": most, "settled": settled},
     )
     return [Span(**row) for row in await rows.fetchall()]
 

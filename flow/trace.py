@@ -231,10 +231,18 @@ def tokens_of(span: Span) -> tuple[int, int]:
     return int(asked), int(answered)
 
 
-async def tree_of(conn: Connection, thread_id: str, *, without: Collection[str] = (), most: int | None = None) -> Tree:
+async def tree_of(
+    conn: Connection,
+    thread_id: str,
+    *,
+    without: Collection[str] = (),
+    most: int | None = None,
+    settled: bool = False,
+) -> Tree:
     """The trace of the thread: what was recorded, and what its other rows tell. Raises UnknownThread.
 
-    Of what was recorded only the `most` that began first and are not among `without`.
+    Of what was recorded only the `most` that began first and are not among `without`; `settled`: and whose parent is
+    known for good.
     """
     row = await (
         await conn.execute(
@@ -245,7 +253,7 @@ async def tree_of(conn: Connection, thread_id: str, *, without: Collection[str] 
     ).fetchone()
     if row is None:
         raise UnknownThread(thread_id)
-    recorded = await spans_of(conn, thread_id, without=without, most=most)
+    recorded = await spans_of(conn, thread_id, without=without, most=most, settled=settled)
     spans = [
         Span(span_id=id_of("start", thread_id), name="start", started_at=row["created_at"], ended_at=row["created_at"]),
         *recorded,

@@ -7,7 +7,7 @@ import base64
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import pytest
 from pydantic import SecretStr
@@ -213,6 +213,28 @@ async def test_a_span_is_sent_once_and_a_later_one_when_it_has_ended(
     assert root.above is None
     [trace] = collector.traces.values()
     assert {span.above for span in trace.values() if span is not root} == {root.id}
+
+
+async def test_what_a_long_drive_wrote_before_its_end_is_sent_below_it(
+    database_url: str, conn: Connection, collector: Collector
+) -> None:
+    """It writes some of its spans meanwhile, and itself last; a drive that was killed, never."""
+    await start_claim(conn)
+    add: LiteralString = (
+        "INSERT INTO spans (thread_id, span_id, parent_id, name, kind, started_at, ended_at)"
+        " VALUES ('t1', %s, %s, %s, 'internal', now(), now())"
+    )
+    await conn.execute("UPDATE threads SET driver_pid = 1")
+    await conn.execute(add, ("b" * 16, "a" * 16, "node"))
+    await conn.execute(add, ("d" * 16, "c" * 16, "lost"))
+    await sweep(database_url, to(collector))
+    assert names(collector) == []
+    await conn.execute("UPDATE threads SET driver_pid = NULL")
+    await conn.execute(add, ("a" * 16, None, "drive"))
+    await sweep(database_url, to(collector))
+    root = await value(conn, "SELECT root_of(t) FROM threads t")
+    above = {span.name: span.above for span in collector.spans}
+    assert above == {"start": root, "drive": root, "node": "a" * 16, "lost": root}
 
 
 async def test_it_says_what_it_is_from_and_of_which_thread(
