@@ -12,7 +12,7 @@ is not the same each time (the policy, the model) is written to the state once a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict
 
@@ -83,10 +83,10 @@ def _changed(to: Mapping[str, Any]) -> State:
 
 async def pay(state: State, runtime: Runtime[Pen]) -> State:
     pen, claim, thread_id = runtime.context, _claim_of(state), state["thread_id"]
-    async with pen.tx() as conn:
-        await _check_approved(conn, state, claim)
+    async with pen.pipelined() as conn:
+        approvals = await _check_approved(conn, state, claim)
         if pen.provider is None:
-            payment = await payments.pay_from_ledger(conn, thread_id, claim)
+            payment = await payments.pay_from_ledger(conn, thread_id, claim, approvals)
         else:
             payment = await payments.intend(conn, thread_id, claim, pen.provider)
     if payment.status == "intended":
@@ -94,8 +94,8 @@ async def pay(state: State, runtime: Runtime[Pen]) -> State:
     return {"reference": payment.reference or ""}
 
 
-async def _check_approved(conn: Connection, state: State, claim: Claim) -> None:
-    """Raise NotApproved unless this is the claim that was filed, and each tier approved exactly it.
+async def _check_approved(conn: Connection, state: State, claim: Claim) -> Sequence[Approval]:
+    """The thread's approvals. Raises NotApproved unless this is the claim that was filed, and each tier approved it.
 
     By our rows, not by the state's word: what people were shown, and who said yes to it.
     """
@@ -107,6 +107,7 @@ async def _check_approved(conn: Connection, state: State, claim: Claim) -> None:
     granted = {approval.tier for approval in approvals if _grants(approval, claim, thread.flow_version)}
     if missing := [tier["name"] for tier in state["tiers"] if tier["name"] not in granted]:
         raise NotApproved(f"not paid: {claim.amount} {claim.currency} was not approved in this form by {missing}")
+    return approvals
 
 
 def _grants(approval: Approval, claim: Claim, flow_version: str) -> bool:
@@ -142,14 +143,14 @@ def build() -> StateGraph[State, Pen]:
     return graph
 
 
-def _after_a_tier(state: State) -> str:
+async def _after_a_tier(state: State) -> str:
     if state["tier"] > 0 and not state["approved"]:
         return END
     return "approve" if state["tier"] < len(state["tiers"]) else "pay"
 
 
-def _after_approval(state: State) -> str:
-    return _after_a_tier(state) if state["tiers"] else "decide"
+async def _after_approval(state: State) -> str:
+    return await _after_a_tier(state) if state["tiers"] else "decide"
 
 
 def _request_of(state: State) -> dict[str, Any]:

@@ -136,6 +136,17 @@ def _unusable(conn: Connection) -> str | None:
     return None
 
 
+@contextlib.asynccontextmanager
+async def pipelined(conn: Connection) -> AsyncIterator[None]:
+    """A transaction whose statements are sent one behind the other: an answer is waited for where rows are read, and
+    before the commit.
+
+    So inside nothing is known of a statement whose rows are not read: no `rowcount`; its error rises later.
+    """
+    async with conn.transaction(), conn.pipeline():
+        yield
+
+
 @dataclass(frozen=True, kw_only=True)
 class Page:
     """A condition, and the values of its parameters."""

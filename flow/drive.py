@@ -161,7 +161,8 @@ async def _drive_locked(pen: Pen, thread_id: str, flows: Flows, slice_s: float, 
     if flow is None:
         return await _set_aside(pen, thread_id)
     run = Run(flow, pen, thread_id, until=asyncio.get_running_loop().time() + slice_s)
-    state = await run.look()
+    # Before the first drive there is nothing to look at.
+    state = await run.look() if thread.driven_before else None
     while True:
         try:
             place = await _step(run, pen, thread, state, findings)
@@ -175,15 +176,17 @@ async def _drive_locked(pen: Pen, thread_id: str, flows: Flows, slice_s: float, 
             async with pen.tx() as conn:
                 await threads.hand_on(conn, thread_id, spans=pen.spans.rows(outcome="unfinished"))
             return "unfinished"
-        # A reason to drive may have been added since; `leave` compares with this.
-        state, thread = place, await threads.thread_of(conn, thread_id)
+        if place is state:
+            # A reason to drive has been added since; `leave` compares with this.
+            thread = await threads.thread_of(conn, thread_id)
+        state = place
 
 
 async def _step(
-    run: Run, pen: Pen, thread: Thread, state: StateSnapshot, findings: Findings
+    run: Run, pen: Pen, thread: Thread, state: StateSnapshot | None, findings: Findings
 ) -> StateSnapshot | Outcome:
     """Take the one step that the thread's state calls for: the state after it, or how the drive ends."""
-    if state.created_at is None:
+    if state is None or state.created_at is None:
         return await run.on(run.flow.begin(thread))
     if state.interrupts and not run.leaves_behind(state):
         answers = await _answers_or_wait(pen, run.flow, thread, state.interrupts)
@@ -208,7 +211,7 @@ async def _answers_or_wait(
     One transaction with the approval rows locked: a decision either is seen here or waits until the thread waits,
     and then wakes it. Empty: something happened meanwhile, look again.
     """
-    async with pen.tx() as conn:
+    async with pen.pipelined() as conn:
         answers = {}
         if len(interrupts) > 1:
             # All at once and in the order of their ids, as whoever takes several back.
@@ -248,7 +251,7 @@ async def _close(pen: Pen, thread: Thread, findings: Findings) -> Outcome | None
 
     LangGraph's word is not enough: a renamed node also ends "normally", and unpaid.
     """
-    async with pen.tx() as conn:
+    async with pen.pipelined() as conn:
         approvals = (await approvals_of(conn, [thread.thread_id]))[thread.thread_id]
         payment = (await payments.payments_of(conn, [thread.thread_id])).get(thread.thread_id)
         settled = [a.status for a in approvals if a.status in ("rejected", "expired", "withdrawn")]
@@ -256,7 +259,7 @@ async def _close(pen: Pen, thread: Thread, findings: Findings) -> Outcome | None
         reason = payment.reason if payment else None
         if status == "stuck":
             reason = "the flow ended without a payment or a refusal"
-        await _tell_the_end(conn, thread.thread_id, status)
+        await _tell_the_end(conn, thread.thread_id, status, approvals)
         spans = pen.spans.rows(outcome=status)
         if not await threads.leave(conn, thread, status=status, reason=reason, spans=spans):
             raise psycopg.Rollback
@@ -280,7 +283,8 @@ async def _close_with_result(pen: Pen, flow: Flow, thread: Thread, state: StateS
     async with pen.tx() as conn:
         # An approval that nobody waits for any more.
         await supersede(conn, thread.thread_id, keep=[])
-        approvals = await _tell_cards(conn, thread.thread_id)
+        approvals = (await approvals_of(conn, [thread.thread_id]))[thread.thread_id]
+        await _tell_cards(conn, thread.thread_id, approvals)
         data = facts_of_thread(thread.thread_id, thread.input, approvals, status="done", result=result)
         await record_events(conn, thread.thread_id, "thread.done", data=data)
         if not await threads.leave(conn, thread, status="done", result=result, spans=pen.spans.rows(outcome="done")):
@@ -330,9 +334,13 @@ async def _give_up(pen: Pen, thread: Thread, reason: str) -> bool:
     return False
 
 
-async def _tell_the_end(conn: Connection, thread_id: str, status: str) -> None:
+async def _tell_the_end(
+    conn: Connection, thread_id: str, status: str, approvals: Sequence[Approval] | None = None
+) -> None:
     """Every card of the thread shows its end, a reply below the last one says it, and the operators hear of trouble."""
-    approvals = await _tell_cards(conn, thread_id)
+    if approvals is None:
+        approvals = (await approvals_of(conn, [thread_id]))[thread_id]
+    await _tell_cards(conn, thread_id, approvals)
     if status in _NEEDS_A_PERSON:
         await notices.raise_alarm(conn, thread_id)
     if status == "stuck":
@@ -344,13 +352,11 @@ async def _tell_the_end(conn: Connection, thread_id: str, status: str) -> None:
         await record_events(conn, thread_id, "thread.stuck", data=data)
 
 
-async def _tell_cards(conn: Connection, thread_id: str) -> list[Approval]:
-    approvals = (await approvals_of(conn, [thread_id]))[thread_id]
+async def _tell_cards(conn: Connection, thread_id: str, approvals: Sequence[Approval]) -> None:
     for approval in approvals:
         await notices.change_card(conn, approval.interrupt_id)
     if approvals:
         await notices.post_reply(conn, approvals[-1].interrupt_id, thread_id)
-    return approvals
 
 
 def _in_words(exc: BaseException) -> str:

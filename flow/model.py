@@ -105,6 +105,8 @@ class Thread:
     result: Any = None
     # As a driver takes it: whoever drove it before died in the midst of that.
     taken_over: bool = False
+    # The same: whether anybody has.
+    driven_before: bool = True
 
     @property
     def flow_key(self) -> str:

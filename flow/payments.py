@@ -27,7 +27,7 @@ from flow.audit import AuditKind, door_of, record
 from flow.database import Connection
 from flow.errors import KeyReused, NothingToResolve
 from flow.events import facts_of_thread, record_events
-from flow.model import CLAIM_FLOW, Claim, EventType, Payment
+from flow.model import CLAIM_FLOW, Approval, Claim, EventType, Payment
 from flow.pen import Pen
 from flow.providers import CannotLookUp, Order, PaymentRefused, PaymentUnsent, Provider
 from flow.spans import Live, span
@@ -44,20 +44,23 @@ _COLUMNS = (
 )
 
 
-async def pay_from_ledger(conn: Connection, thread_id: str, claim: Claim) -> Payment:
+async def pay_from_ledger(conn: Connection, thread_id: str, claim: Claim, approvals: Sequence[Approval]) -> Payment:
     """Pay the claim by a row, once: a thread that was paid before gets its first payment back, unchanged.
 
     The reference is made from the thread id, so it is the same whoever pays and however often.
     """
     inserted = await conn.execute(
         "INSERT INTO payments (thread_id, amount, currency, payee, provider, reference, status, paid_at)"
-        " VALUES (%s, %s, %s, %s, 'ledger', %s, 'paid', clock_timestamp()) ON CONFLICT (thread_id) DO NOTHING",
+        " VALUES (%s, %s, %s, %s, 'ledger', %s, 'paid', clock_timestamp()) ON CONFLICT (thread_id) DO NOTHING"
+        f" RETURNING {_COLUMNS}",
         (thread_id, claim.amount, claim.currency, claim.payee, f"L-{thread_id}"),
     )
-    payment = await _payment(conn, thread_id)
-    if inserted.rowcount:
-        await _record(conn, payment, "payment.paid")
-    return _checked(payment, claim)
+    row = await inserted.fetchone()
+    if row is None:
+        return _checked(await _payment(conn, thread_id), claim)
+    payment = Payment(**row)
+    await _record(conn, payment, "payment.paid", approvals)
+    return payment
 
 
 async def intend(conn: Connection, thread_id: str, claim: Claim, provider: Provider) -> Payment:
@@ -68,14 +71,15 @@ async def intend(conn: Connection, thread_id: str, claim: Claim, provider: Provi
     """
     inserted = await conn.execute(
         "INSERT INTO payments (thread_id, amount, currency, payee, provider, idempotency_key, status)"
-        " SELECT %s, %s, %s, %s, %s, id || ':' || %s, 'intended' FROM installation ON CONFLICT (thread_id) DO NOTHING",
+        " SELECT %s, %s, %s, %s, %s, id || ':' || %s, 'intended' FROM installation ON CONFLICT (thread_id) DO NOTHING"
+        " RETURNING thread_id",
         (thread_id, claim.amount, claim.currency, claim.payee, provider.name, thread_id),
     )
     await conn.execute(
         "UPDATE payments SET attempts = attempts + 1 WHERE thread_id = %s AND status = 'intended'", (thread_id,)
     )
     payment = await _payment(conn, thread_id)
-    if inserted.rowcount:
+    if await inserted.fetchone():
         await _audit(conn, payment, "payment.intended")
     return _checked(payment, claim)
 
@@ -160,7 +164,8 @@ async def resolve(conn: Connection, thread_id: str, *, reference: str | None, by
             resolved = await _payment(conn, thread_id)
             await _audit(conn, resolved, "payment.resolved", who=by, door=door_of(by), was=payment.status)
             if reference:
-                await _record_event(conn, resolved, "payment.paid")
+                approvals = (await approvals_of(conn, [thread_id]))[thread_id]
+                await _record_event(conn, resolved, "payment.paid", approvals)
             await threads.wake(conn, thread_id)
         elif (payment.reference, payment.status) != (reference, "paid" if reference else "refused"):
             raise NothingToResolve(thread_id, f"its payment is {payment.status}")
@@ -176,7 +181,8 @@ async def give_up(conn: Connection, thread_id: str, reason: str) -> bool:
     )
     if not asked.rowcount:
         return False
-    await _record(conn, await _payment(conn, thread_id), "payment.unknown")
+    approvals = (await approvals_of(conn, [thread_id]))[thread_id]
+    await _record(conn, await _payment(conn, thread_id), "payment.unknown", approvals)
     return True
 
 
@@ -231,15 +237,16 @@ async def _update(pen: Pen, payment: Payment, change: str, *values: Any, becomes
         )
         payment = await _payment(conn, payment.thread_id)
         if becomes and updated.rowcount:
-            await _record(conn, payment, becomes)
+            approvals = (await approvals_of(conn, [payment.thread_id]))[payment.thread_id]
+            await _record(conn, payment, becomes, approvals)
         return payment
 
 
-async def _record(conn: Connection, payment: Payment, became: AuditKind) -> None:
+async def _record(conn: Connection, payment: Payment, became: AuditKind, approvals: Sequence[Approval]) -> None:
     """The drive has found this out, and tells both those who listen and those who look it up."""
     await _audit(conn, payment, became)
     if became in _EVENTS:
-        await _record_event(conn, payment, _EVENTS[became])
+        await _record_event(conn, payment, _EVENTS[became], approvals)
 
 
 async def _audit(
@@ -258,9 +265,8 @@ async def _audit(
     await record(conn, kind, who=who, door=door, thread_id=payment.thread_id, data=data | more)
 
 
-async def _record_event(conn: Connection, payment: Payment, event: EventType) -> None:
+async def _record_event(conn: Connection, payment: Payment, event: EventType, approvals: Sequence[Approval]) -> None:
     claim = {"amount": str(payment.amount), "currency": payment.currency, "payee": payment.payee}
-    approvals = (await approvals_of(conn, [payment.thread_id]))[payment.thread_id]
     data = facts_of_thread(payment.thread_id, claim, approvals, status=payment.status, reference=payment.reference)
     await record_events(conn, payment.thread_id, event, data=data)
 

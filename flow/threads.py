@@ -15,7 +15,7 @@ from psycopg.types.json import Json, Jsonb
 
 from flow import notices
 from flow.audit import door_of, record
-from flow.database import Connection, is_present, newest, ring
+from flow.database import Connection, is_present, newest, pipelined, ring
 from flow.errors import FlowError, ThreadExists, UnknownThread
 from flow.model import CLAIM_FLOW, OVER, Claim, Thread, flow_key
 from flow.spans import NONE, WRITTEN
@@ -52,17 +52,19 @@ async def insert_thread(
     `traceparent`: the caller's trace context (`spans.parse_traceparent`), which the thread's trace goes on.
     Raises ThreadExists if the id was used with another flow or input.
     """
-    async with conn.transaction():
-        inserted = await conn.execute(
-            "INSERT INTO threads (thread_id, flow, flow_version, input, requested_by, traceparent)"
-            " VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (thread_id) DO NOTHING",
-            (thread_id, flow, flow_version, Jsonb(input), requested_by, traceparent),
-        )
-        thread = await thread_of(conn, thread_id)
-        if thread.flow != flow or not await _is_input(conn, thread, input):
-            raise ThreadExists(thread_id, _what_it_was(thread, flow, input))
-        if inserted.rowcount:
+    query = sql.SQL(
+        "INSERT INTO threads (thread_id, flow, flow_version, input, requested_by, traceparent)"
+        " VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (thread_id) DO NOTHING RETURNING {}"
+    ).format(_COLUMNS)
+    async with pipelined(conn):
+        inserted = await conn.execute(query, (thread_id, flow, flow_version, Jsonb(input), requested_by, traceparent))
+        if row := await inserted.fetchone():
+            thread = _thread(row)
             await _audit_start(conn, thread, filed_by or "python")
+        else:
+            thread = await thread_of(conn, thread_id)
+            if thread.flow != flow or not await _is_input(conn, thread, input):
+                raise ThreadExists(thread_id, _what_it_was(thread, flow, input))
         await ring(conn)
     return thread
 
@@ -150,7 +152,8 @@ async def take(conn: Connection, thread_id: str) -> Thread | None:
         # Nobody has woken it since it was left to a person.
         " AND (due_at IS NOT NULL OR status NOT IN ('stuck', 'unknown', 'unavailable')) RETURNING {columns},"
         # As the row was: a driver that ended, however it did, has left it.
-        " (SELECT was.driver_pid FROM threads was WHERE was.thread_id = threads.thread_id) IS NOT NULL AS taken_over"
+        " (SELECT was.driver_pid FROM threads was WHERE was.thread_id = threads.thread_id) IS NOT NULL AS taken_over,"
+        " (SELECT was.driven_at FROM threads was WHERE was.thread_id = threads.thread_id) IS NOT NULL AS driven_before"
     ).format(backoff=_BACKOFF, columns=_COLUMNS)
     row = await (await conn.execute(query, (thread_id, list(OVER), MAX_ATTEMPTS))).fetchone()
     return _thread(row) if row else None
@@ -183,7 +186,7 @@ async def leave(
         },
     )
     await ring(conn)
-    return rows.rowcount == 1
+    return await rows.fetchone() is not None
 
 
 async def put_off(conn: Connection, thread_id: str, reason: str, *, spans: str = NONE) -> Thread:

@@ -64,7 +64,7 @@ async def _drive(conn: Connection) -> None:
     await threads.wake(conn, "due-1")
     thread = await threads.thread_of(conn, "due-1")
     claim = inputs.parse_claim(amount="250", currency="USD", payee="ACME")
-    await payments.pay_from_ledger(conn, "due-1", claim)
+    await payments.pay_from_ledger(conn, "due-1", claim, [])
     assert await threads.leave(conn, thread, status="paid")
 
 

@@ -388,7 +388,7 @@ async def test_pages_have_everything_once_newest_first(robot: Program, conn: Con
 async def test_decisions_and_payments_page_too(robot: Program, conn: Connection) -> None:
     for number in range(3):
         await decide(conn, await ask(conn, f"t{number}"), ALICE, YES)
-        await pay_from_ledger(conn, f"t{number}", parse_claim(amount="250", currency="USD"))
+        await pay_from_ledger(conn, f"t{number}", parse_claim(amount="250", currency="USD"), [])
     for path in ("/api/decisions", "/api/payments"):
         first = (await robot.get(path, limit=2)).body
         rest = (await robot.get(path, limit=2, cursor=first["next"])).body

@@ -146,7 +146,7 @@ async def resolve(conn: Connection) -> None:
 
 async def pay_from_ledger(conn: Connection) -> None:
     async with conn.transaction():
-        await payments.pay_from_ledger(conn, "t1", CLAIM)
+        await payments.pay_from_ledger(conn, "t1", CLAIM, [])
 
 
 async def small_claim(conn: Connection) -> None:

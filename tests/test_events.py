@@ -102,7 +102,7 @@ async def test_a_payment_is_one_event_however_often_it_is_made(conn: Connection)
     await start_claim(conn, amount="20")
     claim = parse_claim(amount="20", currency="USD", payee="ACME")
     for _ in range(2):
-        await payments.pay_from_ledger(conn, "t1", claim)
+        await payments.pay_from_ledger(conn, "t1", claim, [])
     assert await types(conn) == ["payment.paid"]
 
 

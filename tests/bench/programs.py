@@ -74,6 +74,13 @@ async def timed_ms(program: Path, *args: str, env: Mapping[str, str], cwd: Path)
 @contextlib.asynccontextmanager
 async def serving(env: Mapping[str, str], cwd: Path, http: aiohttp.ClientSession) -> AsyncIterator[str]:
     """`claim_flow.py serve`, ready for clicks: its URL. Its log goes to a file in `cwd`."""
+    async with served_by(env, cwd, http) as (url, _):
+        yield url
+
+
+@contextlib.asynccontextmanager
+async def served_by(env: Mapping[str, str], cwd: Path, http: aiohttp.ClientSession) -> AsyncIterator[tuple[str, int]]:
+    """The same, and its process id."""
     port = _free_port()
     url, log = f"http://127.0.0.1:{port}", cwd / "serve.log"
     with log.open("wb") as stderr:
@@ -92,7 +99,7 @@ async def serving(env: Mapping[str, str], cwd: Path, http: aiohttp.ClientSession
             if process.returncode is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"`claim_flow.py serve` does not get ready: {log.read_text()}")
             await asyncio.sleep(0.05)
-        yield url
+        yield url, process.pid
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()

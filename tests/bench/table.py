@@ -10,7 +10,7 @@ from dataclasses import dataclass
 Probe = Callable[[], Awaitable[Mapping[str, float]]]
 Series = Mapping[str, Sequence[float]]
 
-_HEADS = ("claim-flow", "median", "min", "plain script", "median", "min", "ratio", "required", "")
+_HEADS = ("claim-flow", "median", "min", "against", "median", "min", "ratio", "required", "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class Row:
     """Two series side by side, by the names that their probes gave them.
 
     `at_least` is how many times smaller the median of `ours` must be than that of `theirs`. Without `theirs`, or
-    without `at_least`, a row is only shown.
+    without `at_least`, a row is only shown; so is one whose `theirs` is not installed.
     """
 
     ours: str
@@ -27,7 +27,7 @@ class Row:
     unit: str = "ms"
 
     def ratio(self, series: Series) -> float | None:
-        if self.theirs is None:
+        if self.theirs is None or self.theirs not in series:
             return None
         return statistics.median(series[self.theirs]) / statistics.median(series[self.ours])
 
@@ -72,7 +72,7 @@ def rendered(rows: Sequence[Row], series: Series) -> list[str]:
     lines = [_HEADS, *(row.cells(series) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     # Names stand left, numbers right.
-    sides = [str.ljust if head in ("claim-flow", "plain script", "") else str.rjust for head in _HEADS]
+    sides = [str.ljust if head in ("claim-flow", "against", "") else str.rjust for head in _HEADS]
     return [
         "  ".join(side(cell, width) for side, cell, width in zip(sides, line, widths, strict=True)).rstrip()
         for line in lines
@@ -80,5 +80,7 @@ def rendered(rows: Sequence[Row], series: Series) -> list[str]:
 
 
 def _summary(name: str, series: Series, unit: str) -> tuple[str, str, str]:
+    if name not in series:
+        return name, "not installed", ""
     values = series[name]
     return name, f"{statistics.median(values):.1f} {unit}", f"{min(values):.1f} {unit}"
