@@ -233,7 +233,7 @@ async def wake(conn: Connection, thread_id: str) -> None:
     """Add a reason to drive the thread now. Belongs in the transaction that made the reason true."""
     rows = await conn.execute(
         "UPDATE threads t SET wakes = wakes + 1, due_at = clock_timestamp(), status = 'running', attempts = 0,"
-        " reason = NULL FROM (SELECT thread_id, status FROM threads WHERE thread_id = %s FOR UPDATE) was"
+        " reason = NULL FROM (SELECT thread_id, status FROM threads WHERE thread_id = %s FOR NO KEY UPDATE) was"
         " WHERE t.thread_id = was.thread_id AND was.status <> ALL(%s) RETURNING was.status",
         (thread_id, list(OVER)),
     )
