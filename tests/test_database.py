@@ -192,6 +192,23 @@ async def test_a_pipelined_transaction_is_all_or_nothing_and_leaves_the_connecti
     assert await value(conn, "SELECT array_agg(id ORDER BY id) FROM kept") == [1, 2, 6]
 
 
+@pytest.mark.parametrize("read", ["fetchone", "fetchall"])
+async def test_whoever_stands_still_within_a_pipelined_transaction_loses_its_locks(
+    conn: Connection, other: Connection, read: str
+) -> None:
+    await other.execute("SET idle_in_transaction_session_timeout = '100ms'")
+
+    async def let_go() -> bool:
+        return bool(await value(conn, "SELECT pg_try_advisory_lock(1)"))
+
+    with pytest.raises(psycopg.OperationalError):
+        async with pipelined(other):
+            rows = await other.execute("SELECT pg_advisory_xact_lock(1)")
+            await getattr(rows, read)()
+            await until(let_go, within_s=20)
+    assert other.closed
+
+
 # The bell
 
 
