@@ -190,6 +190,10 @@ async def _traces(settings: Settings, url: str) -> AsyncIterator[Finding]:
                 fix = "have `serve` or `bot` run, then `claim_flow.py deliver`, and look at what it logs"
             found = hide(f"{target.url} {'takes them' if answer.taken else answer.error}{held if fix else ''}")
             yield Finding(what=f"traces to {target.name}", ok=not fix, found=found, fix=fix)
+    for name in states.keys() - set(settings.trace_targets):
+        fix = "set it up here as it is elsewhere, or start `serve`, `bot` or `work` once more, which forget it"
+        found = "some process has it in its settings, and this one has not"
+        yield Finding(what=f"traces to {name}", ok=False, found=found, fix=fix)
 
 
 def _utc(at: datetime | None) -> str:

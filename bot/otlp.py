@@ -35,7 +35,9 @@ class Target:
 
 def targets_of(settings: Settings) -> tuple[Target, ...]:
     """The targets of `settings.trace_targets`."""
-    targets = []
+    targets: list[Target] = []
+    if not settings.trace_targets:
+        return ()
     if settings.otlp_url:
         targets.append(Target(name="otlp", url=settings.otlp_url, headers=settings.otlp_headers))
     if settings.langfuse_url and settings.langfuse_secret_key:

@@ -26,7 +26,7 @@ from bot.people import MembershipUnknown, for_lists, unknown_kept, with_groups
 from bot.pool import on_pool
 from bot.shapes import ApprovalStatus
 from bot.site import Site, see_other
-from bot.waterfall import waterfall_of
+from bot.waterfall import MOST_BARS, waterfall_of
 from flow import inputs
 from flow.approvals import approval_of, decide
 from flow.changes import change_amount
@@ -170,7 +170,8 @@ class _Inbox:
 
         async def look(conn: Connection, person: Person) -> tuple[Approval, Tree, int]:
             approval = await self._visible(conn, interrupt_id, person)
-            return approval, await tree_of(conn, approval.thread_id), await count_mine(conn, person)
+            tree = await tree_of(conn, approval.thread_id, most=MOST_BARS)
+            return approval, tree, await count_mine(conn, person)
 
         approval, tree, mine = await self._as(await self._with_groups(session.person), look)
         if approval.tampered:

@@ -145,11 +145,11 @@ class _Lane:
         batch, size = _Batch(parts=[], spans=[]), 0
         for export in leased:
             try:
-                said = await self._said(conn, export)
+                said, last = await self._said(conn, export)
             except (ArithmeticError, KeyError, TypeError, ValueError):
                 # One that we cannot write must not keep the others waiting.
                 log.exception("thread %s: its trace cannot be sent", export.thread_id)
-                said = {}
+                said, last = {}, True
             fitting: list[str] = []
             for span_id, text in said.items():
                 size += len(text)
@@ -158,18 +158,26 @@ class _Lane:
                     return batch
                 batch.spans.append(text)
                 fitting.append(span_id)
-            batch.parts.append(Part(export=export, spans=fitting, last=True))
+            batch.parts.append(Part(export=export, spans=fitting, last=last))
         return batch
 
-    async def _said(self, conn: Connection, export: Export) -> dict[str, str]:
-        """The spans that the target has not got, by id, each as JSON."""
-        tree = await tree_of(conn, export.thread_id)
-        spans = [node.span for _, node in tree.root.each()]
-        return {
-            span.span_id: json.dumps(span_as_json(span, tree, self._target, self._hide))
-            for span in spans
-            if span.ended_at is not None and span.span_id not in export.sent
-        }
+    async def _said(self, conn: Connection, export: Export) -> tuple[dict[str, str], bool]:
+        """Spans that the target has not got, by id, each as JSON; and whether these are all.
+
+        No more than one request takes, however many there are: clicks are answered on the same loop.
+        """
+        tree = await tree_of(conn, export.thread_id, without=export.sent, most=MOST_SPANS, settled=True)
+        said: dict[str, str] = {}
+        size = 0
+        for _, node in tree.root.each():
+            span = node.span
+            if span.ended_at is None or span.span_id in export.sent:
+                continue
+            if len(said) == MOST_SPANS or size > MOST_BYTES:
+                return said, False
+            said[span.span_id] = json.dumps(span_as_json(span, tree, self._target, self._hide))
+            size += len(said[span.span_id])
+        return said, not tree.cut
 
     async def _refused(self, conn: Connection, parts: Sequence[Part], answer: Answer) -> None:
         name, status, threads = self._target.name, answer.status, [part.export for part in parts]
@@ -227,7 +235,8 @@ def _say_what_was_left_out(target: Target, said: str) -> None:
     try:
         partial: Any = json.loads(said or "{}")["partialSuccess"]
         count, why = int(partial.get("rejectedSpans") or 0), str(partial.get("errorMessage") or "")
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        # They have it, whatever else they say.
         return
     if count or why:
         log.warning("%s has left out %s spans: %s", target.name, count, why[:200])

@@ -6,6 +6,7 @@ nothing is worked on are drawn short, as their logarithm, and the page says so.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from datetime import datetime, timedelta
 
 from flow.show import in_time
 from flow.trace import Node, Tree, tokens_of
+
+# More than anybody reads, and so few that no click waits until the page is made.
+MOST_BARS = 1000
 
 # Deeper ones are not drawn further to the right: a phone is narrow.
 _DEEPEST = 5
@@ -39,7 +43,8 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class Waterfall:
-    """The lines, oldest first; and the whole in words. `shortened`: waiting is not drawn to scale."""
+    """The lines, oldest first; and the whole in words. `shortened`: waiting is not drawn to scale. `cut`: there may be
+    more lines, and tokens."""
 
     bars: tuple[Bar, ...]
     took: str
@@ -47,6 +52,7 @@ class Waterfall:
     waited: str
     tokens: str
     shortened: bool
+    cut: bool
     trace_id: str
 
 
@@ -61,6 +67,7 @@ def waterfall_of(tree: Tree) -> Waterfall:
         waited=in_time(tree.root.waiting) if tree.root.waiting else "",
         tokens=f"{asked:,} + {answered:,}" if asked or answered else "",
         shortened=axis.shortened,
+        cut=tree.cut,
         trace_id=tree.trace_id,
     )
 
@@ -157,12 +164,12 @@ class _Axis:
 
     def at(self, time: datetime) -> float:
         sought = time.timestamp()
-        for number in range(1, len(self.times)):
-            began, ended = self.times[number - 1], self.times[number]
-            if sought <= ended:
-                part = (sought - began) / (ended - began) if ended > began else 1.0
-                return self.places[number - 1] + max(0.0, part) * (self.places[number] - self.places[number - 1])
-        return self.places[-1]
+        number = bisect.bisect_left(self.times, sought, lo=1)
+        if number == len(self.times):
+            return self.places[-1]
+        began, ended = self.times[number - 1], self.times[number]
+        part = (sought - began) / (ended - began) if ended > began else 1.0
+        return self.places[number - 1] + max(0.0, part) * (self.places[number] - self.places[number - 1])
 
 
 def _merged(spans: Iterable[tuple[datetime, datetime | None]]) -> list[tuple[datetime, datetime]]:

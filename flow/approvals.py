@@ -17,7 +17,7 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from flow import audit, counts, mails, notices, reminders, threads
-from flow.database import Connection, Page, newest, pipelined
+from flow.database import Connection, Page, newest
 from flow.delegations import with_absent
 from flow.errors import (
     AlreadyDecided,
@@ -153,15 +153,10 @@ async def approval_of(conn: Connection, interrupt_id: str, *, lock: bool = False
     query = sql.SQL("SELECT {} FROM approvals WHERE interrupt_id = %s {}").format(
         COLUMNS, sql.SQL("FOR UPDATE" if lock else "")
     )
-    rows = await conn.execute(query, (interrupt_id,))
-    # A statement of its own: what was decided while this one waited for the lock is seen.
-    made = await conn.execute(
-        f"SELECT interrupt_id, {_DECISION} FROM decisions WHERE interrupt_id = %s ORDER BY decided_at", (interrupt_id,)
-    )
-    found = _with(await rows.fetchall(), await made.fetchall())
-    if not found:
+    rows = await (await conn.execute(query, (interrupt_id,))).fetchall()
+    if not rows:
         raise UnknownApproval(interrupt_id)
-    return found[0]
+    return (await with_decisions(conn, rows))[0]
 
 
 async def lock_pending(conn: Connection, interrupt_ids: Sequence[str]) -> None:
@@ -175,14 +170,9 @@ async def lock_pending(conn: Connection, interrupt_ids: Sequence[str]) -> None:
 async def approvals_of(conn: Connection, thread_ids: Sequence[str]) -> dict[str, list[Approval]]:
     """Every approval of these threads by thread id, oldest first."""
     query = sql.SQL("SELECT {} FROM approvals WHERE thread_id = ANY(%s) ORDER BY requested_at").format(COLUMNS)
-    rows = await conn.execute(query, (list(thread_ids),))
-    made = await conn.execute(
-        f"SELECT interrupt_id, {_DECISION} FROM decisions"
-        " WHERE interrupt_id IN (SELECT interrupt_id FROM approvals WHERE thread_id = ANY(%s)) ORDER BY decided_at",
-        (list(thread_ids),),
-    )
+    rows = await (await conn.execute(query, (list(thread_ids),))).fetchall()
     found: dict[str, list[Approval]] = {thread_id: [] for thread_id in thread_ids}
-    for approval in _with(await rows.fetchall(), await made.fetchall()):
+    for approval in await with_decisions(conn, rows):
         found[approval.thread_id].append(approval)
     return found
 
@@ -260,7 +250,7 @@ async def decide(conn: Connection, interrupt_id: str, person: Person, verdict: V
 async def _decide(conn: Connection, interrupt_id: str, person: Person, verdict: Verdict) -> Decided:
     async with (
         refusals_kept(conn, interrupt_id, person, door=verdict.door, shown=verdict.request_hash),
-        pipelined(conn),
+        conn.transaction(),
     ):
         approval = await approval_of(conn, interrupt_id, lock=True)
         standing = await _checked(conn, approval, person, verdict.request_hash)
@@ -470,9 +460,9 @@ async def settle_if_decided(conn: Connection, approval: Approval) -> Approval:
         " RETURNING status, settled_at",
         (status, approval.interrupt_id),
     )
-    await threads.wake(conn, approval.thread_id)
     row = await rows.fetchone()
     assert row is not None
+    await threads.wake(conn, approval.thread_id)
     return replace(approval, **row)
 
 
@@ -483,12 +473,8 @@ async def with_decisions(conn: Connection, rows: Sequence[dict[str, Any]]) -> li
         f"SELECT interrupt_id, {_DECISION} FROM decisions WHERE interrupt_id = ANY(%s) ORDER BY decided_at",
         ([row["interrupt_id"] for row in rows],),
     )
-    return _with(rows, await cursor.fetchall())
-
-
-def _with(rows: Sequence[dict[str, Any]], decisions: Sequence[dict[str, Any]]) -> list[Approval]:
     made: dict[str, list[Decision]] = {}
-    for decision in decisions:
+    for decision in await cursor.fetchall():
         made.setdefault(decision.pop("interrupt_id"), []).append(Decision(**decision))
     return [_approval(row, made.get(row["interrupt_id"], ())) for row in rows]
 

@@ -83,7 +83,7 @@ def _changed(to: Mapping[str, Any]) -> State:
 
 async def pay(state: State, runtime: Runtime[Pen]) -> State:
     pen, claim, thread_id = runtime.context, _claim_of(state), state["thread_id"]
-    async with pen.pipelined() as conn:
+    async with pen.tx() as conn:
         approvals = await _check_approved(conn, state, claim)
         if pen.provider is None:
             payment = await payments.pay_from_ledger(conn, thread_id, claim, approvals)

@@ -18,7 +18,7 @@ from importlib import resources
 from typing import Any, Literal
 
 import psycopg
-from psycopg import AsyncConnection, AsyncCursor, errors, sql
+from psycopg import AsyncConnection, errors, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import DictRow, dict_row
 
@@ -60,34 +60,8 @@ class Lock(IntEnum):
     AUDIT = 7
 
 
-class _Cursor(AsyncCursor[DictRow]):
-    """Whoever reads rows within a pipeline ends with a Sync what was sent so far; psycopg's own asks for a Flush alone.
-
-    The round trip is the same. But before a Sync the server takes the session for busy, and not for idle in its
-    transaction: whoever stood still between two statements would keep its locks for as long.
-    """
-
-    async def fetchone(self) -> DictRow | None:
-        await self._sync()
-        return await super().fetchone()
-
-    async def fetchall(self) -> list[DictRow]:
-        await self._sync()
-        return await super().fetchall()
-
-    async def _sync(self) -> None:
-        pipeline = self.connection._pipeline  # noqa: SLF001 - psycopg says it to nobody but its own cursors
-        if pipeline is not None and self.pgresult is None:
-            await pipeline.sync()
-
-
 # What every connection of ours is. LangGraph's saver needs autocommit and dict rows.
-CONNECTION: dict[str, Any] = {
-    "autocommit": True,
-    "prepare_threshold": 0,
-    "row_factory": dict_row,
-    "cursor_factory": _Cursor,
-}
+CONNECTION: dict[str, Any] = {"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row}
 
 # The database is not there, or is not the one that takes writes: a full disk of a managed server, a failover.
 AWAY = (psycopg.OperationalError, errors.ReadOnlySqlTransaction, DatabaseUnavailable)
@@ -160,17 +134,6 @@ def _unusable(conn: Connection) -> str | None:
     if (encoding := conn.info.parameter_status("server_encoding")) != "UTF8":
         return f"the database {conn.info.dbname} has the encoding {encoding}: create one with ENCODING 'UTF8'"
     return None
-
-
-@contextlib.asynccontextmanager
-async def pipelined(conn: Connection) -> AsyncIterator[None]:
-    """A transaction whose statements are sent one behind the other: an answer is waited for where rows are read, and
-    before the commit.
-
-    So inside nothing is known of a statement whose rows are not read: no `rowcount`; its error rises later.
-    """
-    async with conn.transaction(), conn.pipeline():
-        yield
 
 
 @dataclass(frozen=True, kw_only=True)

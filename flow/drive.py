@@ -211,7 +211,7 @@ async def _answers_or_wait(
     One transaction with the approval rows locked: a decision either is seen here or waits until the thread waits,
     and then wakes it. Empty: something happened meanwhile, look again.
     """
-    async with pen.pipelined() as conn:
+    async with pen.tx() as conn:
         answers = {}
         if len(interrupts) > 1:
             # All at once and in the order of their ids, as whoever takes several back.
@@ -251,7 +251,7 @@ async def _close(pen: Pen, thread: Thread, findings: Findings) -> Outcome | None
 
     LangGraph's word is not enough: a renamed node also ends "normally", and unpaid.
     """
-    async with pen.pipelined() as conn:
+    async with pen.tx() as conn:
         approvals = (await approvals_of(conn, [thread.thread_id]))[thread.thread_id]
         payment = (await payments.payments_of(conn, [thread.thread_id])).get(thread.thread_id)
         settled = [a.status for a in approvals if a.status in ("rejected", "expired", "withdrawn")]

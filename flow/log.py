@@ -160,7 +160,9 @@ def secrets_of(settings: Settings) -> frozenset[str]:
     for _, value in settings:
         if hasattr(value, "get_secret_value"):
             text = str(value.get_secret_value())
-            found |= {text, *(part.partition("=")[2].strip() for part in text.split(","))}
+            parts = [part.partition("=")[2].strip() for part in text.split(",")]
+            # OTEL_EXPORTER_OTLP_HEADERS are written percent-encoded, and sent as they are meant.
+            found |= {text, *parts, *map(unquote, parts)}
             password = _password(text)
             found |= {password, unquote(password)}
     return frozenset(each for each in found if len(each) >= _SHORTEST)

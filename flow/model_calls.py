@@ -7,7 +7,7 @@ is among them only if somebody wants it to be (TRACE_CONTENT).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -40,7 +40,7 @@ class ModelCalls(BaseCallbackHandler):
         run_id: UUID,
         **about: Any,
     ) -> None:
-        self._begin("chat", run_id, about, [_in_words(each) for batch in messages for each in batch])
+        self._begin("chat", run_id, about, (_in_words(each) for batch in messages for each in batch))
 
     def on_llm_start(
         self,
@@ -50,7 +50,7 @@ class ModelCalls(BaseCallbackHandler):
         run_id: UUID,
         **about: Any,
     ) -> None:
-        self._begin("text_completion", run_id, about, [("user", prompt) for prompt in prompts])
+        self._begin("text_completion", run_id, about, (("user", prompt) for prompt in prompts))
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_: Any) -> None:
         if (live := self._open.pop(run_id, None)) is not None:
@@ -61,7 +61,7 @@ class ModelCalls(BaseCallbackHandler):
         if (live := self._open.pop(run_id, None)) is not None:
             self._recorder.end(live, error=error)
 
-    def _begin(self, operation: str, run_id: UUID, about: Mapping[str, Any], asked: Sequence[tuple[str, str]]) -> None:
+    def _begin(self, operation: str, run_id: UUID, about: Mapping[str, Any], asked: Iterable[tuple[str, str]]) -> None:
         metadata, parameters = about.get("metadata") or {}, about.get("invocation_params") or {}
         model = metadata.get("ls_model_name") or parameters.get("model") or parameters.get("model_name") or "model"
         self._open[run_id] = self._recorder.begin(

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from flow.assess import Adviser
-from flow.database import Connection, pipelined
+from flow.database import Connection
 from flow.policy import Policy
 from flow.providers import Provider
 from flow.spans import Recorder
@@ -33,10 +33,4 @@ class Pen:
     async def tx(self) -> AsyncIterator[Connection]:
         """A transaction on the drive's connection, alone on it. Not re-entrant: SQL only inside, no outside call."""
         async with self.lock, self.conn.transaction():
-            yield self.conn
-
-    @contextlib.asynccontextmanager
-    async def pipelined(self) -> AsyncIterator[Connection]:
-        """The same with fewer round trips; see `flow.database.pipelined` for what cannot be known inside."""
-        async with self.lock, pipelined(self.conn):
             yield self.conn

@@ -373,8 +373,8 @@ class Settings(BaseSettings):
 
     @property
     def trace_targets(self) -> tuple[str, ...]:
-        """The names of where traces go."""
-        urls = {"otlp": self.otlp_url, "langfuse": self.langfuse_url}
+        """The names of where traces go; nowhere, if none are recorded."""
+        urls = {"otlp": self.otlp_url, "langfuse": self.langfuse_url} if self.spans else {}
         return tuple(name for name, url in urls.items() if url)
 
     @property

@@ -19,11 +19,10 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import json
-import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -39,6 +38,9 @@ Attributes = dict[str, str | int | float | bool]
 # Names and texts that flows and strangers choose.
 _LONGEST = 200
 _LONGEST_VALUE = 20_000
+_MOST_MESSAGES = 100
+# Nobody to whom traces are sent takes larger ones; what is no number is not smaller.
+_LARGEST = 2**63 - 1
 
 # A part of the statement that ends the work, whose other part is called `ended` and gives the thread's id, if it ended:
 # `WITH ended AS (UPDATE … RETURNING thread_id), {WRITTEN} SELECT … FROM ended`, with `Recorder.rows()` as `spans`.
@@ -219,16 +221,20 @@ def here() -> str | None:
     return current.span_id if current else None
 
 
-def messages_kept(messages: Sequence[tuple[str, str]]) -> str | None:
+def messages_kept(messages: Iterable[tuple[str, str]]) -> str | None:
     """What a model was asked, or answered, as pairs of role and text; None: it is not kept here.
 
-    Format: https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-input-messages.json
+    Of too many the last ones, and of too long ones the beginnings, so that it stays what this is:
+    https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-input-messages.json
     """
     current = _current.get()
     if current is None or (hide := current.recorder.hide) is None:
         return None
-    kept = [{"role": role, "parts": [{"type": "text", "content": hide(text)}]} for role, text in messages]
-    return json.dumps(kept, ensure_ascii=False)
+    hidden = [(role, hide(text)) for role, text in messages][-_MOST_MESSAGES:]
+    longest = _LONGEST_VALUE
+    while len(said := _as_messages(hidden, longest)) > _LONGEST_VALUE and longest:
+        longest //= 2
+    return said
 
 
 def id_of(*what: Any) -> str:
@@ -262,14 +268,33 @@ def address_of(url: str) -> str:
         return ""
 
 
-async def spans_of(conn: Connection, thread_id: str) -> list[Span]:
-    """The recorded spans of the thread, oldest first."""
+async def spans_of(
+    conn: Connection,
+    thread_id: str,
+    *,
+    without: Collection[str] = (),
+    most: int | None = None,
+    settled: bool = False,
+) -> list[Span]:
+    """The recorded spans of the thread, oldest first: those that are not among `without`, and at most so many. One
+    whose parent is not there has none; `settled`: and is left out while a drive goes on that may yet write it."""
     rows = await conn.execute(
-        "SELECT span_id, parent_id, name, kind, started_at, ended_at, error, attributes FROM spans"
-        " WHERE thread_id = %s ORDER BY started_at, ended_at DESC, span_id",
-        (thread_id,),
+        "SELECT span_id, (SELECT above.span_id FROM spans above"
+        " WHERE (above.thread_id, above.span_id) = (s.thread_id, s.parent_id)) AS parent_id,"
+        " name, kind, started_at, ended_at, error, attributes FROM spans s WHERE thread_id = %(thread)s"
+        " AND NOT EXISTS (SELECT FROM unnest(%(without)s::text[]) AS known WHERE known = s.span_id)"
+        " AND (NOT %(settled)s OR s.parent_id IS NULL OR EXISTS (SELECT FROM spans above"
+        " WHERE (above.thread_id, above.span_id) = (s.thread_id, s.parent_id))"
+        " OR (SELECT driver_pid IS NULL FROM threads WHERE thread_id = %(thread)s))"
+        " ORDER BY started_at, ended_at DESC, span_id LIMIT %(most)s",
+        {"thread": thread_id, "without": list(without), "most": most, "settled": settled},
     )
     return [Span(**row) for row in await rows.fetchall()]
+
+
+def _as_messages(messages: Sequence[tuple[str, str]], longest: int) -> str:
+    parts = [{"role": role, "parts": [{"type": "text", "content": text[:longest]}]} for role, text in messages]
+    return json.dumps(parts, ensure_ascii=False)
 
 
 def _rows(lives: Sequence[Live]) -> str:
@@ -283,6 +308,6 @@ def _kept(text: str) -> str:
 
 def _storable(value: object) -> str | float:
     """As JSON in Postgres can hold it, whatever a model's library says: a span must not keep a drive from its end."""
-    if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+    if isinstance(value, int | float) and abs(value) <= _LARGEST:
         return value
     return storable(str(value)[:_LONGEST_VALUE])

@@ -15,7 +15,7 @@ from psycopg.types.json import Json, Jsonb
 
 from flow import notices
 from flow.audit import door_of, record
-from flow.database import Connection, is_present, newest, pipelined, ring
+from flow.database import Connection, is_present, newest, ring
 from flow.errors import FlowError, ThreadExists, UnknownThread
 from flow.model import CLAIM_FLOW, OVER, Claim, Thread, flow_key
 from flow.spans import NONE, WRITTEN
@@ -56,7 +56,7 @@ async def insert_thread(
         "INSERT INTO threads (thread_id, flow, flow_version, input, requested_by, traceparent)"
         " VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (thread_id) DO NOTHING RETURNING {}"
     ).format(_COLUMNS)
-    async with pipelined(conn):
+    async with conn.transaction():
         inserted = await conn.execute(query, (thread_id, flow, flow_version, Jsonb(input), requested_by, traceparent))
         if row := await inserted.fetchone():
             thread = _thread(row)
@@ -233,7 +233,7 @@ async def wake(conn: Connection, thread_id: str) -> None:
     """Add a reason to drive the thread now. Belongs in the transaction that made the reason true."""
     rows = await conn.execute(
         "UPDATE threads t SET wakes = wakes + 1, due_at = clock_timestamp(), status = 'running', attempts = 0,"
-        " reason = NULL FROM (SELECT thread_id, status FROM threads WHERE thread_id = %s FOR UPDATE) was"
+        " reason = NULL FROM (SELECT thread_id, status FROM threads WHERE thread_id = %s FOR NO KEY UPDATE) was"
         " WHERE t.thread_id = was.thread_id AND was.status <> ALL(%s) RETURNING was.status",
         (thread_id, list(OVER)),
     )

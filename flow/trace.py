@@ -5,7 +5,7 @@ spans, how long each step of it took.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -178,12 +178,13 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Tree:
-    """The trace of a thread as it was at `as_of`: what has not ended goes on then."""
+    """The trace of a thread as it was at `as_of`: what has not ended goes on then. `cut`: there may be more."""
 
     thread_id: str
     trace_id: str
     root: Node
     as_of: datetime
+    cut: bool = False
 
     def lasted(self, span: Span) -> timedelta:
         return (span.ended_at or self.as_of) - span.started_at
@@ -230,20 +231,33 @@ def tokens_of(span: Span) -> tuple[int, int]:
     return int(asked), int(answered)
 
 
-async def tree_of(conn: Connection, thread_id: str) -> Tree:
-    """The trace of the thread: what was recorded, and what its other rows tell. Raises UnknownThread."""
+async def tree_of(
+    conn: Connection,
+    thread_id: str,
+    *,
+    without: Collection[str] = (),
+    most: int | None = None,
+    settled: bool = False,
+) -> Tree:
+    """The trace of the thread: what was recorded, and what its other rows tell. Raises UnknownThread.
+
+    Of what was recorded only the `most` that began first and are not among `without`; `settled`: and whose parent is
+    known for good.
+    """
     row = await (
         await conn.execute(
-            "SELECT flow, flow_version, status, created_at, ended_at, trace_of(t) AS trace_id, root_of(t) AS root_id,"
-            " substr(traceparent, 37, 16) AS caller_id, clock_timestamp() AS now FROM threads t WHERE thread_id = %s",
+            "SELECT flow, flow_version, status, created_at, ended_at, trace_of(thread_id, traceparent) AS trace_id,"
+            " root_of(thread_id) AS root_id, substr(traceparent, 37, 16) AS caller_id, clock_timestamp() AS now"
+            " FROM threads WHERE thread_id = %s",
             (thread_id,),
         )
     ).fetchone()
     if row is None:
         raise UnknownThread(thread_id)
+    recorded = await spans_of(conn, thread_id, without=without, most=most, settled=settled)
     spans = [
         Span(span_id=id_of("start", thread_id), name="start", started_at=row["created_at"], ended_at=row["created_at"]),
-        *await spans_of(conn, thread_id),
+        *recorded,
         *[span for approval in (await approvals_of(conn, [thread_id]))[thread_id] for span in _waits(approval)],
         *map(_paying, (await payments_of(conn, [thread_id])).values()),
     ]
@@ -255,7 +269,13 @@ async def tree_of(conn: Connection, thread_id: str) -> Tree:
         ended_at=row["ended_at"],
         attributes={"thread": thread_id, "flow": f"{row['flow']}@{row['flow_version']}", "status": row["status"]},
     )
-    return Tree(thread_id=thread_id, trace_id=row["trace_id"], root=_grown(root, spans, row["now"]), as_of=row["now"])
+    return Tree(
+        thread_id=thread_id,
+        trace_id=row["trace_id"],
+        root=_grown(root, spans, row["now"]),
+        as_of=row["now"],
+        cut=len(recorded) == most,
+    )
 
 
 def _waits(approval: Approval) -> Iterator[Span]:
@@ -294,12 +314,12 @@ def _paying(payment: Payment) -> Span:
 
 
 def _grown(root: Span, spans: Sequence[Span], now: datetime) -> Node:
-    """The tree of these spans. What is below no other one, or below one that was lost, is the root's."""
+    """The tree of these spans. What is below none of them stands below the root."""
     known = {span.span_id for span in spans}
     below: Mapping[str, list[Span]] = defaultdict(list)
     for span in sorted(spans, key=lambda span: (span.started_at, span.ended_at is None)):
-        above = span.parent_id if span.parent_id in known else root.span_id
-        below[above].append(replace(span, parent_id=above))
+        above = span.parent_id or root.span_id
+        below[above if above in known else root.span_id].append(replace(span, parent_id=above))
 
     def grow(span: Span) -> Node:
         children = tuple(map(grow, below[span.span_id]))

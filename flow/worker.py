@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 
 import psycopg
 
-from flow import audit, counts, deadlines, reminders, retention, threads
+from flow import audit, counts, deadlines, exports, reminders, retention, threads
 from flow.database import AWAY, POLL_S, Connection, Lock, connect, wakes
 from flow.errors import ChainBroken, DatabaseUnavailable
 from flow.log import concerning, new_trace_id
@@ -257,6 +257,8 @@ class Worker:
         """Delete what has been kept for long enough. On a connection of its own: no thread that is due waits for it."""
         try:
             async with await connect(self._url, "door") as conn:
+                # Where nobody sends traces, what is marked has an age, too, and goes with the spans.
+                await exports.spread(conn)
                 pruned = await retention.prune(conn, self._keep)
         except (psycopg.Error, DatabaseUnavailable):
             # Whatever it is, money must not wait until it is mended.

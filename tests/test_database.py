@@ -13,18 +13,7 @@ from psycopg import errors, sql
 from psycopg.conninfo import make_conninfo
 
 from flow import database
-from flow.database import (
-    Connection,
-    Lock,
-    check_locks,
-    connect,
-    ensure_schema,
-    exclusively,
-    is_present,
-    pipelined,
-    ring,
-    wakes,
-)
+from flow.database import Connection, Lock, check_locks, connect, ensure_schema, exclusively, is_present, ring, wakes
 from flow.drive import ensure_checkpoint_tables
 from flow.errors import DatabaseUnavailable, LocksUnusable
 from tests.processes import Meet, run_together
@@ -153,60 +142,6 @@ async def test_what_the_url_says_itself_stays(database_url: str) -> None:
         assert await value(conn, "SHOW application_name") == "mine"
         assert await value(conn, "SHOW lock_timeout") == "7s"
         assert await value(conn, "SHOW client_connection_check_interval") == "500ms"
-
-
-# Transactions
-
-
-async def test_a_pipelined_transaction_is_all_or_nothing_and_leaves_the_connection_usable(conn: Connection) -> None:
-    await conn.execute("CREATE TABLE kept (id integer PRIMARY KEY)")
-
-    async def insert(*ids: int) -> None:
-        for each in ids:
-            await conn.execute("INSERT INTO kept VALUES (%s)", (each,))
-
-    async with pipelined(conn):
-        await insert(1, 2)
-    # Nobody reads what the failing one says, and another follows it.
-    with pytest.raises(errors.UniqueViolation):
-        async with pipelined(conn):
-            await insert(3, 1, 4)
-    with pytest.raises(errors.UniqueViolation):
-        async with pipelined(conn):
-            await insert(3, 1)
-            await value(conn, "SELECT count(*) FROM kept")
-    with pytest.raises(KeyError):
-        async with pipelined(conn):
-            await insert(3)
-            raise KeyError
-    async with pipelined(conn):
-        await insert(3)
-        raise psycopg.Rollback
-    # Within another one it is a part of that.
-    async with conn.transaction():
-        with pytest.raises(errors.UniqueViolation):
-            async with pipelined(conn):
-                await insert(5, 1)
-        async with pipelined(conn):
-            await insert(6)
-    assert await value(conn, "SELECT array_agg(id ORDER BY id) FROM kept") == [1, 2, 6]
-
-
-@pytest.mark.parametrize("read", ["fetchone", "fetchall"])
-async def test_whoever_stands_still_within_a_pipelined_transaction_loses_its_locks(
-    conn: Connection, other: Connection, read: str
-) -> None:
-    await other.execute("SET idle_in_transaction_session_timeout = '100ms'")
-
-    async def let_go() -> bool:
-        return bool(await value(conn, "SELECT pg_try_advisory_lock(1)"))
-
-    with pytest.raises(psycopg.OperationalError):
-        async with pipelined(other):
-            rows = await other.execute("SELECT pg_advisory_xact_lock(1)")
-            await getattr(rows, read)()
-            await until(let_go, within_s=20)
-    assert other.closed
 
 
 # The bell

@@ -566,6 +566,7 @@ async def test_everybody_sees_what_names_them_and_what_they_asked_for_and_a_view
                 for interrupt_id in (mine, filed, other):
                     page = await visitor.get(path_of(interrupt_id))
                     assert page.status == (200 if interrupt_id in seen_by[person.key] else 404)
+                    assert (await visitor.get(f"{path_of(interrupt_id)}/trace")).status == page.status
 
 
 async def test_for_me_is_what_i_can_decide_and_have_not(visit: Any, conn: Connection) -> None:

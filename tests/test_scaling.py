@@ -1,5 +1,5 @@
-"""What docs/scaling.md promises: whose rows they are, what crosses threads, partitions that nobody notices, and what is
-given to Citus.
+"""What docs/scaling.md promises: whose rows they are, what crosses threads, partitions that nobody notices, what is
+given to Citus, and how many connections there are.
 
 A server of this module's own writes down every statement of whole lives; so what is looked at is what processes ran,
 and not what the code seems to say.
@@ -19,10 +19,16 @@ from psycopg.rows import dict_row
 
 from flow.approvals import decide
 from flow.database import Connection
+from tests.api_door import SECRET
+from tests.collector import Collector
 from tests.command import ROOT, Terminal
+from tests.hook_server import HookServer
+from tests.local_slack import free_port
 from tests.people import ALICE, YES, start_claim
 from tests.postgres import PostgresServer
-from tests.rows import all_rows, one_row, value
+from tests.rows import all_rows, one_row, until, value
+from tests.services import Town
+from tests.smtp_server import smtp_server
 from tests.whole_lives import live, statements_in, writing_down
 
 # Whichever test is first lives the lives: half a minute, and more on a busy machine.
@@ -31,6 +37,8 @@ pytestmark = pytest.mark.timeout(300)
 PAGE = (ROOT / "docs" / "scaling.md").read_text()
 PARTITIONS = (ROOT / "deploy" / "partitions.sql").read_bytes()
 CITUS = (ROOT / "deploy" / "citus.sql").read_text()
+# The names that the script is called for.
+PARTITIONED = set(re.findall(r"'(\w+)'", PARTITIONS.decode().rpartition("SELECT")[2]))
 
 _OURS = "table_schema = 'public' AND table_type = 'BASE TABLE'"
 # Whether every unique index of a table has this column.
@@ -165,11 +173,17 @@ async def test_partitions_have_every_column_key_index_trigger_and_grant_by_the_s
     assert "fillfactor=85" in await value(conn, options)
 
 
-async def test_what_is_partitioned_is_what_has_the_thread_in_every_key(conn: Connection) -> None:
-    keyed = [row["relname"] for row in await all_rows(conn, _KEYED_BY_THREAD)]
+async def test_what_is_partitioned_has_the_thread_in_every_key_and_is_never_asked_by_where_a_row_lies(
+    conn: Connection, statements: set[str]
+) -> None:
+    """A `ctid` is of one partition: in another there is a row in the same place."""
+    keyed = {row["relname"] for row in await all_rows(conn, _KEYED_BY_THREAD)}
+    by_place = {table for each in statements for table in re.findall(r"\bctid FROM (\w+)", each)}
+    assert keyed & by_place
+    assert keyed - by_place == PARTITIONED
     await _partition(conn)
-    parted = await all_rows(conn, "SELECT relname FROM pg_class WHERE relkind = 'p' ORDER BY 1")
-    assert [row["relname"] for row in parted] == keyed
+    parted = await all_rows(conn, "SELECT relname FROM pg_class WHERE relkind = 'p'")
+    assert {row["relname"] for row in parted} == PARTITIONED
 
 
 async def test_partitioning_again_changes_nothing(conn: Connection) -> None:
@@ -258,3 +272,50 @@ def test_what_citus_distributes_is_asked_by_thread_and_without_volatile_function
         assert not crosses(each) or "thread_id = ANY($)" in each, each
         assert not re.search(r"\b(clock_timestamp|random|nextval|timeofday|gen_random_uuid)\(", each), each
         assert not set(_WORDS.findall(each)) & OF_THREADS - distributed, each
+
+
+# Connections
+
+
+async def test_a_bot_and_a_worker_take_as_many_connections_as_the_page_says(
+    conn: Connection, database_url: str, tmp_path: Path
+) -> None:
+    """With everything on that is sent, while no requests come."""
+    page = " ".join((ROOT / "docs" / "operating.md").read_text().split())
+    assert "6 connections for Slack, 2 for mails, 3 to 9 for webhooks, and one for each target of traces" in page
+    sending = 6 + 2 + 3 + 1
+    bot = 2 + 1 + sending
+    worker = 4 + 2 + 2 + sending
+    async with (
+        HookServer() as hooks,
+        smtp_server() as mails,
+        Collector() as collector,
+        Town(database_url, Terminal(tmp_path)) as town,
+    ):
+        town.terminal.environment |= {
+            "SMTP_URL": mails.url,
+            "MAIL_FROM": "claims@example.com",
+            "PUBLIC_URL": f"http://127.0.0.1:{town.port}",
+            "WEBHOOK_URLS": f"acme={hooks.url}",
+            "WEBHOOK_SIGNING_SECRETS": f"acme={SECRET}",
+            "WEBHOOK_ALLOW_PRIVATE": "true",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
+        }
+        await conn.execute("SET application_name = 'test'")
+
+        async def all_is_told() -> bool:
+            return "thread claims" in [span.name for span in collector.spans] and hooks.types == ["payment.paid"]
+
+        async def there_are() -> bool:
+            count = await value(
+                conn,
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+                " AND application_name LIKE 'claim_flow %%'",
+            )
+            return bool(count == bot + worker)
+
+        async with town.service("bot"), town.service("work", HEALTH_PORT=str(free_port())):
+            await start_claim(conn, "t1", amount="20")
+            await until(all_is_told, within_s=60)
+            # A worker that deletes what is old has one more for a moment.
+            await until(there_are, within_s=60)

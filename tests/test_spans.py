@@ -29,7 +29,7 @@ from flow.flows import Flow, Flows
 from flow.log import hider, hider_of_content
 from flow.retention import BATCH, Keep, foresee, prune
 from flow.settings import Settings
-from flow.spans import Recorder, Span, parse_traceparent, recorded_by, span, spans_of
+from flow.spans import Recorder, Span, messages_kept, parse_traceparent, recorded_by, span, spans_of
 from flow.trace import Node, Tree, tree_of
 from tests.api_door import SECRET, Program, api_in_process, token
 from tests.bank import Bank
@@ -76,7 +76,7 @@ async def test_whatever_a_span_is_told_can_be_written(conn: Connection) -> None:
     with recorded_by(recorder), span("outer\x00") as outer, span("POST", kind="client") as call:
         call.answered(200)
         odd: Any = ["a list"]
-        call.note(what="NUL \x00 and \ud800", missing=float("nan"), nothing=None, odd=odd)
+        call.note(what="NUL \x00 and \ud800", missing=float("nan"), nothing=None, odd=odd, large=2**64)
     await recorder.write(conn, "t1")
     posted = await the_span(conn, "POST")
     assert posted.parent_id == outer.span_id == (await the_span(conn, "outer�")).span_id
@@ -85,6 +85,7 @@ async def test_whatever_a_span_is_told_can_be_written(conn: Connection) -> None:
         "what": "NUL � and �",
         "missing": "nan",
         "odd": "['a list']",
+        "large": "18446744073709551616",
     }
 
 
@@ -264,6 +265,22 @@ async def test_what_models_are_asked_is_kept_if_somebody_wants_it_without_secret
     [answer] = json.loads(said["gen_ai.output.messages"])
     assert (answer["role"], "Chairs. ***" in answer["parts"][0]["content"]) == ("assistant", True)
     assert key not in str(said)
+
+
+@pytest.mark.parametrize(
+    "messages", [[("system", "rules"), ("user", 'so "long" ' * 10_000)], [("user", f"{n}: words") for n in range(9000)]]
+)
+def test_what_is_too_long_to_be_kept_is_still_messages(messages: list[tuple[str, str]]) -> None:
+    recorder = Recorder("work", hide=hider(frozenset()))
+    with recorded_by(recorder), span("chat") as call:
+        call.note(asked=messages_kept(messages))
+    [chat, _] = json.loads(recorder.rows())
+    said = json.loads(chat["said"]["asked"])
+    (role, text), last = messages[-1], said[-1]
+    assert last["role"] == role
+    kept = last["parts"][0]["content"]
+    assert text.startswith(kept) and len(kept) >= min(len(text), 5_000)
+    assert len(said) == min(len(messages), 100)
 
 
 def test_only_who_sets_it_keeps_what_models_are_asked() -> None:

@@ -7,15 +7,17 @@ import base64
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import pytest
 from pydantic import SecretStr
 
 from bot.blocks import alarm
 from bot.doctor import Finding, examine
+from bot.otlp import span_as_json, targets_of
 from bot.traces_out import MOST_BYTES, MOST_SPANS, TraceSender
 from flow import exports
+from flow.approvals import decide
 from flow.database import Connection
 from flow.errors import SettingError
 from flow.notices import failures_of
@@ -26,7 +28,7 @@ from tests.collector import Collector, Fault
 from tests.command import Terminal
 from tests.local_slack import free_port
 from tests.model_server import KEY, FaultyModel, advice, content
-from tests.people import start_claim
+from tests.people import ALICE, YES, ask, start_claim
 from tests.rows import all_rows, one_row, until, value
 
 # Long enough for a local answer on a busy machine, short beside the one that never comes.
@@ -144,7 +146,7 @@ async def test_a_claim_of_three_processes_arrives_as_one_trace(
     assert (await terminal.run_meanwhile("deliver")).out == "0 sent, 0 not\n"
 
     [(trace_id, trace)] = collector.traces.items()
-    assert trace_id == await value(conn, "SELECT trace_of(t) FROM threads t")
+    assert trace_id == await value(conn, "SELECT trace_of(thread_id, traceparent) FROM threads")
     [root] = [span for span in trace.values() if span.above is None]
     assert root.name == "thread claims"
     assert all(span.above in trace for span in trace.values() if span is not root)
@@ -213,6 +215,28 @@ async def test_a_span_is_sent_once_and_a_later_one_when_it_has_ended(
     assert {span.above for span in trace.values() if span is not root} == {root.id}
 
 
+async def test_what_a_long_drive_wrote_before_its_end_is_sent_below_it(
+    database_url: str, conn: Connection, collector: Collector
+) -> None:
+    """It writes some of its spans meanwhile, and itself last; a drive that was killed, never."""
+    await start_claim(conn)
+    add: LiteralString = (
+        "INSERT INTO spans (thread_id, span_id, parent_id, name, kind, started_at, ended_at)"
+        " VALUES ('t1', %s, %s, %s, 'internal', now(), now())"
+    )
+    await conn.execute("UPDATE threads SET driver_pid = 1")
+    await conn.execute(add, ("b" * 16, "a" * 16, "node"))
+    await conn.execute(add, ("d" * 16, "c" * 16, "lost"))
+    await sweep(database_url, to(collector))
+    assert names(collector) == []
+    await conn.execute("UPDATE threads SET driver_pid = NULL")
+    await conn.execute(add, ("a" * 16, None, "drive"))
+    await sweep(database_url, to(collector))
+    above = {span.name: span.above for span in collector.spans}
+    root = above["start"]
+    assert above == {"start": root, "drive": root, "node": "a" * 16, "lost": root}
+
+
 async def test_it_says_what_it_is_from_and_of_which_thread(
     database_url: str, conn: Connection, collector: Collector
 ) -> None:
@@ -222,7 +246,9 @@ async def test_it_says_what_it_is_from_and_of_which_thread(
     [span, _] = sorted(collector.spans, key=lambda span: span.name)
     assert (span.about["service.name"], span.about["deployment.environment.name"]) == ("claims", "a,b")
     assert (span.name, span.said["claim_flow.thread"]) == ("intake", "t1")
-    row = await one_row(conn, "SELECT trace_of(t) AS trace, root_of(t) AS root FROM threads t")
+    row = await one_row(
+        conn, "SELECT trace_of(thread_id, traceparent) AS trace, root_of(thread_id) AS root FROM threads"
+    )
     assert (span.trace, span.above) == (row["trace"], row["root"])
 
 
@@ -568,6 +594,55 @@ async def alarms(conn: Connection) -> list[tuple[str, int]]:
     return [(row["thread_id"], row["version"]) for row in rows]
 
 
+@pytest.mark.parametrize("odd", ['{"partialSuccess": {"rejectedSpans": 1e999}}', "[" * 16_000, "null", "no JSON"])
+async def test_whatever_else_is_said_by_who_takes_them_they_are_taken(
+    database_url: str, conn: Connection, collector: Collector, odd: str
+) -> None:
+    collector.usual = Fault(body=odd)
+    await traced(conn)
+    assert await sweep(database_url, to(collector)) == (1, 0)
+    assert await sweep(database_url, to(collector)) == (0, 0)
+
+
+# On nobody's way
+
+
+async def test_a_decision_does_not_wait_for_whoever_spreads_marks(conn: Connection, crowd: list[Connection]) -> None:
+    await exports.add_targets(conn, ["otlp"])
+    interrupt_id = await ask(conn)
+    await record(conn, "t1", "intake")
+    [spreader, *_] = crowd
+    async with spreader.transaction():
+        await exports.spread(spreader)
+        await conn.execute("SET lock_timeout = '500ms'")
+        await decide(conn, interrupt_id, ALICE, YES)
+    assert await value(conn, "SELECT count(*) FROM trace_exports") == 1
+
+
+async def test_of_a_thread_of_many_spans_no_more_is_written_at_a_time_than_is_sent(
+    database_url: str, conn: Connection, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = 0
+
+    def write(*args: Any) -> dict[str, Any]:
+        nonlocal written
+        written += 1
+        return span_as_json(*args)
+
+    monkeypatch.setattr("bot.traces_out.span_as_json", write)
+    await start_claim(conn)
+    await conn.execute(
+        "INSERT INTO spans (thread_id, span_id, parent_id, name, kind, started_at, ended_at)"
+        " SELECT 't1', lpad(to_hex(k), 16, '0'), CASE WHEN k > 1 THEN lpad('1', 16, '0') END, 'node', 'internal',"
+        " now(), now() FROM generate_series(1, 2600) k"
+    )
+    await sweep(database_url, to(collector))
+    assert len({span.id for span in collector.spans}) == written == 2601
+    # Those that came later are below what went out before them.
+    [(_, trace)] = collector.traces.items()
+    assert [span.above for span in trace.values()].count(f"{1:016x}") == 2599
+
+
 # Targets that come and go
 
 
@@ -592,6 +667,24 @@ async def test_a_target_that_is_taken_out_leaves_no_rows(
     await exports.keep_targets(conn, [])
     await record(conn, "t4", "later")
     assert await rows_left(conn) == 0
+
+
+async def test_without_spans_nothing_goes_out(conn: Connection) -> None:
+    settings = Settings(spans=False, otel_exporter_otlp_endpoint="http://c:4318")
+    assert (settings.trace_targets, targets_of(settings)) == ((), ())
+
+
+async def test_marks_that_nobody_sends_have_an_age_and_the_doctor_finds_their_target(
+    database_url: str, conn: Connection, tmp_path: Path
+) -> None:
+    """Only the one who filed has the setting."""
+    await exports.add_targets(conn, ["otlp"])
+    await traced(conn)
+    assert (await Terminal(tmp_path, DATABASE_URL=database_url).run_meanwhile("work", "--once")).code == 0
+    assert await value(conn, "SELECT count(*) FROM trace_marks") == 0
+    assert await value(conn, "SELECT due_at IS NOT NULL FROM trace_exports") is True
+    found = await found_by_doctor(Settings(database_url=SecretStr(database_url)), "otlp")
+    assert (found.ok, "this one has not" in found.found, "`serve`" in found.fix) == (False, True, True)
 
 
 async def test_a_sender_whose_target_another_process_took_out_takes_it_up_again(
@@ -717,6 +810,7 @@ async def test_the_doctor_asks_each_target_and_sends_it_nothing(
     assert (found.ok, found.found) == (True, f"{collector.url}/v1/traces takes them")
     assert (await found_by_doctor(settings, "langfuse")).ok
     assert collector.spans == langfuse.spans == []
+    await exports.keep_targets(conn, [])
     here = Settings(database_url=SecretStr(database_url))
     assert [each.what async for each in examine(here) if each.what.startswith("traces")] == []
 
@@ -766,8 +860,8 @@ async def test_no_secret_goes_out_whoever_wrote_it_into_a_span(
 async def test_what_a_target_says_is_kept_without_our_key(
     database_url: str, conn: Connection, collector: Collector
 ) -> None:
-    headers = SecretStr("x-key=a-very-long-key")
-    collector.faults.append(Fault(status=401, body="a-very-long-key is unknown"))
+    headers = SecretStr("x-key=a-very%2Blong-key")
+    collector.faults.append(Fault(status=401, body="a-very+long-key is unknown"))
     await traced(conn)
     await sweep(database_url, to(collector, otel_exporter_otlp_headers=headers))
     assert await value(conn, "SELECT error FROM trace_targets") == "otlp answered 401: *** is unknown"

@@ -12,6 +12,7 @@ from flow.database import Connection, connect
 from tests.api_door import SECRET, Program, signed
 from tests.bank import Bank
 from tests.browsing import Visitor
+from tests.collector import Collector
 from tests.command import Terminal
 from tests.home_door import command_body, opened_body
 from tests.hook_server import HookServer
@@ -53,6 +54,7 @@ async def live(url: str, folder: Path) -> None:
         HookServer() as hooks,
         smtp_server() as mails,
         Bank() as bank,
+        Collector() as collector,
         Town(url, Terminal(folder)) as town,
         await connect(url, "drive") as conn,
     ):
@@ -71,6 +73,7 @@ async def live(url: str, folder: Path) -> None:
             "PAYMENT_LOOKUP_URL": bank.url,
             "SMTP_URL": mails.url,
             "MAIL_FROM": "claims@example.com",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
             "PUBLIC_URL": f"http://127.0.0.1:{town.port}",
         }
         town.slack.groups["S01FIN", "finance"] = ["U01ALICE"]
@@ -78,6 +81,7 @@ async def live(url: str, folder: Path) -> None:
             await _through_every_door(conn, town)
             await _afterwards(conn, town, hooks)
             assert len(bank.paid) == len(set(bank.keys)) > 3
+        await _without_a_target(town, collector)
 
 
 async def _through_every_door(conn: Connection, town: Town) -> None:
@@ -137,10 +141,10 @@ async def _through_every_door(conn: Connection, town: Town) -> None:
     async with Program(url, town.terminal.environment["METRICS_TOKEN"]) as program:
         assert (await program.get("/metrics")).status == 200
     for words in (
-        "list", "list --status waiting", "show --thread big-0", "payments list", "payments list --unknown", "audit",
-        "audit --thread big-0", "audit verify", "audit export", "approvals refresh --all", "webhooks list", "doctor",
-        "away --as U01ALICE --to U02BOB --until friday", "away", "away --as U01ALICE --back", "tokens list", "deliver",
-        "tokens revoke robot", "policy",
+        "list", "list --status waiting", "show --thread big-0", "trace --thread big-0", "payments list",
+        "payments list --unknown", "audit", "audit --thread big-0", "audit verify", "audit export",
+        "approvals refresh --all", "webhooks list", "doctor", "away --as U01ALICE --to U02BOB --until friday", "away",
+        "away --as U01ALICE --back", "tokens list", "deliver", "tokens revoke robot", "policy",
     ):  # fmt: skip
         await said(*words.split())
 
@@ -168,7 +172,10 @@ async def _afterwards(conn: Connection, town: Town, hooks: HookServer) -> None:
         left = await all_rows(conn, "SELECT FROM threads WHERE ended_at IS NULL")
         untold = await all_rows(conn, "SELECT FROM notices WHERE due_at IS NOT NULL")
         unsent = await all_rows(conn, "SELECT FROM webhook_deliveries WHERE status <> 'sent'")
-        return not left and not untold and not unsent
+        unshown = await all_rows(
+            conn, "SELECT FROM trace_marks UNION ALL SELECT FROM trace_exports WHERE due_at IS NOT NULL"
+        )
+        return not left and not untold and not unsent and not unshown
 
     await until(over, within_s=60)
     assert {"approval.requested", "approval.decided", "approval.expired", "payment.paid", "thread.done"} <= set(
@@ -176,9 +183,19 @@ async def _afterwards(conn: Connection, town: Town, hooks: HookServer) -> None:
     )
     await conn.execute("UPDATE threads SET ended_at = ended_at - interval '30 days' WHERE ended_at IS NOT NULL")
     await conn.execute("UPDATE events SET created_at = created_at - interval '60 days'")
+    await conn.execute("UPDATE spans SET started_at = started_at - interval '60 days'")
+    await conn.execute("UPDATE trace_exports SET marked_at = marked_at - interval '60 days'")
     for words in ("prune --dry-run", "prune"):
         assert (await town.terminal.run_meanwhile(*words.split())).code == 0
-    assert not await all_rows(conn, "SELECT FROM checkpoints") and not await all_rows(conn, "SELECT FROM events")
+    for table in ("checkpoints", "events", "spans", "trace_exports"):
+        assert not await all_rows(conn, f"SELECT FROM {table}"), table
+
+
+async def _without_a_target(town: Town, collector: Collector) -> None:
+    """Traces are to go nowhere any more."""
+    assert collector.mistakes == [] and {"small", "other", "big-0", "by-api"} <= collector.threads
+    del town.terminal.environment["OTEL_EXPORTER_OTLP_ENDPOINT"]
+    assert (await town.terminal.run_meanwhile("deliver")).code == 0
 
 
 def _path(printed: str) -> str:

@@ -30,12 +30,13 @@ ALTER TABLE threads ADD COLUMN traceparent text
     CHECK (traceparent ~ '^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$');
 
 -- The id of the thread's trace, 32 hex digits: the caller's own, else one that every process finds by itself. No two
--- installations that send to one place have the same.
-CREATE FUNCTION trace_of(thread threads) RETURNS text LANGUAGE sql STABLE AS $$
-    SELECT coalesce(substr(thread.traceparent, 4, 32), md5(id || ':' || thread.thread_id)) FROM installation
+-- installations that send to one place have the same. Of columns and not of the row: a function of the row would hold on
+-- to the table, which deploy/partitions.sql replaces.
+CREATE FUNCTION trace_of(thread_id text, traceparent text) RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT coalesce(substr(traceparent, 4, 32), md5(id || ':' || thread_id)) FROM installation
 $$;
 
 -- The id of its root span, 16 hex digits, found in the same way.
-CREATE FUNCTION root_of(thread threads) RETURNS text LANGUAGE sql STABLE AS $$
-    SELECT substr(md5('root:' || id || ':' || thread.thread_id), 1, 16) FROM installation
+CREATE FUNCTION root_of(thread_id text) RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT substr(md5('root:' || id || ':' || thread_id), 1, 16) FROM installation
 $$;
