@@ -569,6 +569,19 @@ async def test_a_missing_row_is_found_before_it_is_sealed(conn: Connection, five
     assert len(five) == 5
 
 
+async def test_rows_that_are_missing_do_not_keep_others_from_being_sealed(
+    conn: Connection, five: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flow.audit.BATCH", 2)
+    await add(conn, "f")
+    await add(conn, "g")
+    await tamper(conn, f"DELETE FROM audit WHERE id > {five[-1]}")
+    await add(conn, "h")
+    assert await seal(conn) == 1
+    row = await value(conn, "SELECT max(id) FROM audit")
+    assert await value(conn, "SELECT max(audit_id) FROM audit_seals") == row
+
+
 async def test_rows_in_another_order_are_found(conn: Connection, five: list[int]) -> None:
     ids, swapped = f"{five[1]}, {five[3]}", f"CASE audit_id WHEN {five[1]} THEN {five[3]} ELSE {five[1]} END"
     await tamper(

@@ -744,9 +744,8 @@ BUGS = [
     Bug(
         name="what is committed late is never sealed",
         file="flow/audit.py",
-        old="FROM audit_unsealed ORDER BY audit_id LIMIT %s))",
-        new="FROM audit_unsealed WHERE audit_id > (SELECT coalesce(max(audit_id), 0) FROM audit_seals)"
-        " ORDER BY audit_id LIMIT %s))",
+        old=" ORDER BY u.audit_id LIMIT %s",
+        new=" WHERE u.audit_id > (SELECT coalesce(max(audit_id), 0) FROM audit_seals) ORDER BY u.audit_id LIMIT %s",
         tests="test_audit.py",
     ),
     Bug(
