@@ -72,7 +72,7 @@ class Sprung:
         for statement in self.done:
             if paying and statement == "COMMIT":
                 return True
-            paying = paying or "INSERT INTO payments" in statement
+            paying = paying or statement.startswith("INSERT INTO payments")
         return False
 
 

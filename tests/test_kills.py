@@ -296,7 +296,7 @@ async def test_a_standby_that_stands_still_is_killed_by_its_worker(
 
 def still_at_the_payment(statements: Sequence[str]) -> Trap:
     """SIGSTOP once the payment is written but not committed."""
-    [at] = [at for at, statement in enumerate(statements, 1) if "INSERT INTO payments" in statement]
+    [at] = [at for at, statement in enumerate(statements, 1) if statement.startswith("INSERT INTO payments")]
     return Trap(at=at, when="after", fault="stop")
 
 

@@ -43,8 +43,9 @@ def another() -> Iterator[PostgresServer]:
 
 
 def drill() -> list[list[str]]:
-    """The commands of the page, as words."""
+    """The commands of the page's drill, as words."""
     page = (ROOT / "docs" / "operating.md").read_text()
+    page = page[page.index("    pg_dump") :]
     programs = "pg_dump|psql|createdb|pg_restore"
     return [shlex.split(line) for line in re.findall(rf"^    ((?:{programs}) .*)$", page, re.MULTILINE)]
 
