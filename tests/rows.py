@@ -13,6 +13,12 @@ from flow.database import Connection
 
 RENEW_FINGERPRINTS = "UPDATE approvals a SET fingerprint = approval_fingerprint(a)"
 
+# How many locks are held in this database; another one of the server is another test's.
+LOCKS_HERE: LiteralString = (
+    "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
+
 T = TypeVar("T")
 
 

@@ -17,7 +17,7 @@ from flow.database import Connection, Lock, check_locks, connect, ensure_schema,
 from flow.drive import ensure_checkpoint_tables
 from flow.errors import DatabaseUnavailable, LocksUnusable
 from tests.processes import Meet, run_together
-from tests.rows import all_rows, one_row, until, value
+from tests.rows import LOCKS_HERE, all_rows, until, value
 from tests.wire import TransactionPooler, Wire
 
 
@@ -117,7 +117,7 @@ async def test_one_of_our_locks_is_held_by_one_session_at_a_time(conn: Connectio
                 inside -= 1
 
     await asyncio.gather(enter(conn), enter(other))
-    assert await value(conn, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
+    assert await value(conn, LOCKS_HERE) == 0
 
 
 # Connections
@@ -256,12 +256,7 @@ async def test_a_thread_of_any_name_is_no_presence(conn: Connection, other: Conn
 
 
 async def _holders(conn: Connection, count: int) -> bool:
-    row = await one_row(
-        conn,
-        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
-        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
-    )
-    return bool(row["count"] == count)
+    return bool(await value(conn, LOCKS_HERE) == count)
 
 
 # The self-test of locks

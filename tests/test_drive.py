@@ -22,7 +22,7 @@ from flow.pen import Pen
 from flow.policy import OneTier, Tier
 from tests.driving import CLAIMS, claims_by, everything, graph_of, money, run, thread_row, waiting_claim
 from tests.people import ALICE, ANN, BOB, NO, POLICY, YES, start_claim
-from tests.rows import all_rows, one_row, until, until_blocked, value
+from tests.rows import LOCKS_HERE, all_rows, one_row, until, until_blocked, value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +206,7 @@ async def test_a_thread_that_nobody_started_is_unknown_and_leaves_no_trace(conn:
     with pytest.raises(UnknownThread):
         await run(conn, flows, "nobodys")
     assert {table: rows for table, rows in (await everything(conn)).items() if rows} == {}
-    assert await value(conn, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
+    assert await value(conn, LOCKS_HERE) == 0
 
 
 async def test_a_drive_gives_the_threads_lock_back(conn: Connection, flows: Flows, crowd: list[Connection]) -> None:
