@@ -14,7 +14,7 @@ import psycopg
 
 from tests.bench.databases import database
 from tests.bench.probes import serve_environment
-from tests.bench.programs import served_by
+from tests.bench.programs import running
 from tests.bench.slack_stand_in import SlackStandIn
 
 REQUIRED_CPU = 0.01
@@ -61,7 +61,7 @@ async def idle(server_url: str, admin: psycopg.Connection, home: Path, *, second
         async with (
             SlackStandIn() as slack,
             aiohttp.ClientSession() as http,
-            served_by(serve_environment(url, slack), home, http) as (_, pid),
+            running("serve", serve_environment(url, slack), home, http) as (_, pid),
         ):
             await asyncio.sleep(_SETTLES_IN_S)
             serve = psutil.Process(pid)

@@ -6,16 +6,17 @@ import asyncio
 import compileall
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 import aiohttp
 
 from flow.settings import Settings
+from tests.local_slack import free_port
 
 _ROOT = Path(__file__).parents[2]
 CLAIM_FLOW = _ROOT / "claim_flow.py"
@@ -24,6 +25,9 @@ PLAIN_SCRIPT = Path(__file__).with_name("plain_script.py")
 # A new interpreter imports LangGraph in 1 to 4 s; a loaded machine may need far longer.
 _READY_WITHIN_S = 90.0
 _STOPPED_WITHIN_S = 30.0
+
+# The setting that says where a service answers.
+_PORT_OF = {"serve": "PORT", "work": "HEALTH_PORT"}
 
 # What would send a claim to a stranger, or make one of the sides do more than the other.
 _FOREIGN_PREFIXES = ("LANGSMITH_", "LANGCHAIN_", "LANGGRAPH_", "LANGFUSE_", "OPENAI_", "OTEL_")
@@ -73,22 +77,24 @@ async def timed_ms(program: Path, *args: str, env: Mapping[str, str], cwd: Path)
 
 @contextlib.asynccontextmanager
 async def serving(env: Mapping[str, str], cwd: Path, http: aiohttp.ClientSession) -> AsyncIterator[str]:
-    """`claim_flow.py serve`, ready for clicks: its URL. Its log goes to a file in `cwd`."""
-    async with served_by(env, cwd, http) as (url, _):
+    """`claim_flow.py serve`, ready for clicks: its URL."""
+    async with running("serve", env, cwd, http) as (url, _):
         yield url
 
 
 @contextlib.asynccontextmanager
-async def served_by(env: Mapping[str, str], cwd: Path, http: aiohttp.ClientSession) -> AsyncIterator[tuple[str, int]]:
-    """The same, and its process id."""
-    port = _free_port()
-    url, log = f"http://127.0.0.1:{port}", cwd / "serve.log"
+async def running(
+    command: Literal["serve", "work"], env: Mapping[str, str], cwd: Path, http: aiohttp.ClientSession
+) -> AsyncIterator[tuple[str, int]]:
+    """A service that is ready: where it answers requests, and its process id. Its log goes to a file in `cwd`."""
+    port = free_port()
+    url, log = f"http://127.0.0.1:{port}", cwd / f"{command}-{port}.log"
     with log.open("wb") as stderr:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             str(CLAIM_FLOW),
-            "serve",
-            env={**env, "HOST": "127.0.0.1", "PORT": str(port)},
+            command,
+            env={**env, "HOST": "127.0.0.1", _PORT_OF[command]: str(port)},
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stderr=stderr,
@@ -97,7 +103,7 @@ async def served_by(env: Mapping[str, str], cwd: Path, http: aiohttp.ClientSessi
         deadline = time.monotonic() + _READY_WITHIN_S
         while not await _is_ready(http, url):
             if process.returncode is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"`claim_flow.py serve` does not get ready: {log.read_text()}")
+                raise RuntimeError(f"`claim_flow.py {command}` does not get ready: {log.read_text()}")
             await asyncio.sleep(0.05)
         yield url, process.pid
     finally:
@@ -115,10 +121,3 @@ async def _is_ready(http: aiohttp.ClientSession, url: str) -> bool:
         async with http.get(f"{url}/readyz") as answer:
             return answer.status == 200
     return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +24,7 @@ from flow.database import Connection, connect, ring
 from flow.model import CLAIM_FLOW, CLAIM_FLOW_VERSION
 from tests.bench.databases import database
 from tests.bench.programs import CLAIM_FLOW as PROGRAM
-from tests.bench.programs import environment, timed_ms
-from tests.local_slack import free_port
+from tests.bench.programs import environment, running, timed_ms
 
 WORKERS = (1, 2, 4)
 # Each worker's, and so the most drives at a time.
@@ -80,44 +77,10 @@ async def workers(
                 await connect(url, "door") as conn,
                 contextlib.AsyncExitStack() as stack,
             ):
-                urls = [await stack.enter_async_context(_working(env, home, http)) for _ in range(count)]
+                workers = [await stack.enter_async_context(running("work", env, home, http)) for _ in range(count)]
+                urls = [url for url, _ in workers]
                 found.append(await _work(http, urls, conn, url, claims))
     return found
-
-
-@contextlib.asynccontextmanager
-async def _working(env: Mapping[str, str], home: Path, http: aiohttp.ClientSession) -> AsyncIterator[str]:
-    """`claim_flow.py work`, ready for threads: where it tells its metrics. Its log goes to a file in `home`."""
-    port = free_port()
-    url, log = f"http://127.0.0.1:{port}", home / f"work-{port}.log"
-    with log.open("wb") as stderr:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            str(PROGRAM),
-            "work",
-            env={**env, "HOST": "127.0.0.1", "HEALTH_PORT": str(port)},
-            cwd=home,
-            stdin=subprocess.DEVNULL,
-            stderr=stderr,
-        )
-    try:
-        deadline = time.monotonic() + _WITHIN_S
-        while not await _is_ready(http, url):
-            if process.returncode is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"`claim_flow.py work` does not get ready: {log.read_text()}")
-            await asyncio.sleep(0.05)
-        yield url
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        await process.wait()
-
-
-async def _is_ready(http: aiohttp.ClientSession, url: str) -> bool:
-    with contextlib.suppress(aiohttp.ClientError):
-        async with http.get(f"{url}/readyz") as answer:
-            return answer.status == 200
-    return False
 
 
 async def _work(http: aiohttp.ClientSession, urls: Sequence[str], conn: Connection, url: str, claims: int) -> Worked:
