@@ -45,7 +45,7 @@ COLUMNS = sql.SQL(
     "interrupt_id, thread_id, tier, request, request_hash, requested_by, approvers, required, status, requested_at,"
     " expires_at, settled_at, withdrawn_by, withdrawn_why, rank, on_expiry, escalate_to, expires_after_s, escalated_at,"
     " self_approval, step_up, post_to, channel, changed_to - 'for' AS changed_to, changed_to->>'for' AS changed_for,"
-    " changed_by, changed_why, raised_by, step, steps,"
+    " changed_by, changed_why, raised_by, step, steps, workspace,"
     " coalesce(fingerprint = approval_fingerprint(approvals), status <> 'pending') AS whole"
 )
 # What somebody is told instead of having decided; a value that cannot be used is none of these.
@@ -72,9 +72,9 @@ async def request_approval(
         sql.SQL(
             "INSERT INTO approvals (interrupt_id, thread_id, tier, request, request_hash, requested_by, raised_by,"
             " approvers, required, rank, expires_after_s, on_expiry, escalate_to, self_approval, step_up, post_to,"
-            " channel, step, steps, requested_at, expires_at)"
+            " channel, step, steps, workspace, requested_at, expires_at)"
             " SELECT %s, thread_id, %s, %s, %s, %s, coalesce(raised_by, '{{}}'), %s,"
-            " %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, now, now + %s * interval '1 second'"
+            " %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, workspace, now, now + %s * interval '1 second'"
             " FROM threads, clock_timestamp() AS now WHERE thread_id = %s"
             " ON CONFLICT (interrupt_id) DO NOTHING RETURNING {}"
         ).format(COLUMNS),

@@ -107,6 +107,8 @@ class Thread:
     taken_over: bool = False
     # The same: whether anybody has.
     driven_before: bool = True
+    # The workspace that it was started in, of several; None: there is one, in the settings.
+    workspace: str | None = None
 
     @property
     def flow_key(self) -> str:
@@ -192,6 +194,8 @@ class Approval:
     changed_why: str = ""
     # Names of whoever raised the amount to this one.
     raised_by: tuple[str, ...] = ()
+    # The thread's.
+    workspace: str | None = None
     # False if somebody has changed past us what it says, or by which rules it is decided.
     whole: bool = True
     decisions: tuple[Decision, ...] = ()
@@ -259,7 +263,8 @@ class Person:
     An approver list names a person if it holds one of `names`. `trusted` is the command line: whoever types there
     has the database anyway. `groups_known` is False where a door can still ask which Slack user groups they are in, and
     `full_member` None where it can still ask whether they are one of our team: guests and outsiders of Slack are not,
-    and decide for nobody else. `acts_for` are those whom they decide for at this time.
+    and decide for nobody else. `acts_for` are those whom they decide for at this time. `workspace` is the one that they
+    are of, out of several: see `flow.workspaces.reaches`.
     """
 
     key: str
@@ -269,6 +274,7 @@ class Person:
     groups_known: bool = True
     full_member: bool | None = True
     acts_for: tuple[Absent, ...] = ()
+    workspace: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

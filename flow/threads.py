@@ -27,7 +27,7 @@ MAX_ATTEMPTS = 20
 _COLUMNS = sql.SQL(
     "thread_id, flow, flow_version, input, requested_by, status, reason, wakes, attempts, due_at, created_at,"
     " coalesce(due_at > clock_timestamp() AND reason IS NOT NULL, false) AS put_off, result, progress_done,"
-    " progress_total, changed"
+    " progress_total, changed, workspace"
 )
 # From 1 s to 10 min, and a quarter of jitter either way: failures that came together do not return together.
 _BACKOFF = sql.SQL(
@@ -45,24 +45,30 @@ async def insert_thread(
     requested_by: str,
     filed_by: str | None = None,
     traceparent: str | None = None,
+    workspace: str | None = None,
 ) -> Thread:
     """Start a thread: its row is due at once. The same input again returns the row as it is now.
 
     `filed_by`: the key of whoever files it for the one who asks; None: that is the caller's own code, in Python.
     `traceparent`: the caller's trace context (`spans.parse_traceparent`), which the thread's trace goes on.
-    Raises ThreadExists if the id was used with another flow or input.
+    `workspace`: in which of several it is started; there has to be such a one (`workspaces.workspace_of`).
+    Raises ThreadExists if the id was used with another flow, input or workspace.
     """
     query = sql.SQL(
-        "INSERT INTO threads (thread_id, flow, flow_version, input, requested_by, traceparent)"
-        " VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (thread_id) DO NOTHING RETURNING {}"
+        "INSERT INTO threads (thread_id, flow, flow_version, input, requested_by, traceparent, workspace)"
+        " VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT (thread_id) DO NOTHING RETURNING {}"
     ).format(_COLUMNS)
     async with conn.transaction():
-        inserted = await conn.execute(query, (thread_id, flow, flow_version, Jsonb(input), requested_by, traceparent))
+        values = (thread_id, flow, flow_version, Jsonb(input), requested_by, traceparent, workspace)
+        inserted = await conn.execute(query, values)
         if row := await inserted.fetchone():
             thread = _thread(row)
             await _audit_start(conn, thread, filed_by or "python")
         else:
             thread = await thread_of(conn, thread_id)
+            if thread.workspace != workspace:
+                # What it is, is for those of its own to know.
+                raise ThreadExists(thread_id, "another workspace")
             if thread.flow != flow or not await _is_input(conn, thread, input):
                 raise ThreadExists(thread_id, _what_it_was(thread, flow, input))
         await ring(conn)
