@@ -93,6 +93,7 @@ class Desk:
             team_id=visitor.team_id,
             enterprise_id=visitor.enterprise_id,
             own_team=await self._own_team.keys(),
+            workspace=self._own_team.workspace,
         )
         return await self._own_team.placed(person)
 

@@ -63,13 +63,16 @@ class Door:
 
     async def act(self, press: Press, work: Work[T]) -> T:
         """The work, on a connection, as whoever pressed: the one place that says who they are."""
-        person = await self.own_team.placed(person_of(press, await self.own_team.keys()))
+        person = await self.own_team.placed(await self._came(press))
         return await with_groups(
             self.own_team, person, lambda known: on_pool(self.pool, lambda conn: work(conn, known))
         )
 
+    async def _came(self, press: Press) -> Person:
+        return person_of(press, await self.own_team.keys(), self.own_team.workspace)
+
     async def _act_kept(self, press: Press, work: Work[T]) -> T:
-        person = person_of(press, await self.own_team.keys())
+        person = await self._came(press)
         async with unknown_kept(self.pool, person, press.interrupt_id, door="slack", shown=press.request_hash):
             return await self.act(press, work)
 
@@ -171,7 +174,7 @@ async def answered(respond: AsyncRespond, **message: Any) -> bool:
     return bool(answer.status_code == 200)
 
 
-def person_of(press: Press, own_team: frozenset[str]) -> Person:
+def person_of(press: Press, own_team: frozenset[str], workspace: str | None = None) -> Person:
     """Who pressed."""
     return slack_person(
         user_id=press.user_id,
@@ -179,4 +182,5 @@ def person_of(press: Press, own_team: frozenset[str]) -> Person:
         team_id=press.team_id,
         enterprise_id=press.enterprise_id,
         own_team=own_team,
+        workspace=workspace,
     )

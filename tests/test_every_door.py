@@ -59,6 +59,8 @@ Send = Callable[[], Awaitable[int]]
 class OurTeam:
     """As `bot.groups.OwnTeam`, without a Slack to ask."""
 
+    workspace = None
+
     async def keys(self) -> frozenset[str]:
         return frozenset({"T01TEST"})
 
