@@ -27,7 +27,7 @@ from flow.advice import advice_of
 from flow.aio import to_its_end
 from flow.approvals import approval_of
 from flow.database import AWAY, Connection, Lock, connect, wakes
-from flow.delegations import standing_in
+from flow.delegations import standing_in_for
 from flow.log import concerning
 from flow.model import Approval, Notice, Payment, Thread
 from flow.payments import payments_of
@@ -234,7 +234,7 @@ class Deliverer:
         # Nobody is shown anew what is settled, nor where somebody has put in a place past us; what was perhaps shown is
         # looked for.
         if approval.is_open or notice.ambiguous:
-            stood_in = await standing_in(conn, approval.approvers) if approval.post_to != "channel" else []
+            stood_in = await standing_in_for(conn, approval) if approval.post_to != "channel" else []
             for place in await self._places.of(approval, stood_in):
                 with refusals.of(place or self._channel):
                     copies += await self._fill(conn, notice, approval, place, copies, text=text, blocks=shown)
@@ -312,7 +312,7 @@ class Deliverer:
         # An earlier attempt may have reached a copy, and failed at the next; of a reminder that does no harm.
         if notice.kind == "reminder":
             doubt = notice.ambiguous
-            missing, group_ids = await self._places.missing(approval, await standing_in(conn, approval.approvers))
+            missing, group_ids = await self._places.missing(approval, await standing_in_for(conn, approval))
             text = blocks.reminder(approval, missing, group_ids)
             below = [copy for copy in copies if concerns(copy, missing)]
         else:

@@ -6,6 +6,9 @@ every `workspace` is None then, and nothing here is asked for.
 
 from __future__ import annotations
 
+from psycopg import sql
+
+from flow.database import Page
 from flow.model import Person
 
 
@@ -18,3 +21,15 @@ def reaches(person: Person, workspace: str | None) -> bool:
     if person.key.startswith("slack:"):
         return person.workspace == workspace
     return person.workspace in (None, workspace)
+
+
+def reached(person: Person) -> Page:
+    """The same in SQL, of rows that have a `workspace`."""
+    if person.workspace is not None:
+        return of_workspace(person.workspace)
+    return Page(where=sql.SQL("workspace IS NULL" if person.key.startswith("slack:") else "true"), values={})
+
+
+def of_workspace(workspace: str) -> Page:
+    """Rows of this one alone."""
+    return Page(where=sql.SQL("workspace = %(workspace)s"), values={"workspace": workspace})
