@@ -146,6 +146,10 @@ async def _pages(
     async with pool.connection() as conn:
         secret = await session_secret(conn)
     provider = _openid_provider(settings)
+
+    async def team_of(_: str | None) -> OwnTeam | None:
+        return own_team
+
     site = Site(
         pool=pool,
         url=base,
@@ -153,12 +157,12 @@ async def _pages(
         viewers=settings.viewer_names,
         step_up_over=settings.step_up_over,
         slack_login=provider is not None,
-        own_team=own_team,
+        team_of=team_of,
         names_groups=bool(_groups(settings)),
     )
     routes = [*inbox_routes(site, live), *login_routes(site), *link_routes(site)]
     if provider is not None:
-        routes += slack_login_routes(site, provider, http, own_team.keys if own_team else _no_team)
+        routes += slack_login_routes(site, provider, http)
     log.info("the inbox is at %s/approvals", base)
     return [*routes, get("/static/{name}", static_files())]
 
@@ -178,11 +182,6 @@ def _openid_provider(settings: Settings) -> Provider | None:
         return None
     secret = settings.slack_client_secret.get_secret_value()
     return Provider.of(api_url=settings.slack_api_url, client_id=settings.slack_client_id, client_secret=secret)
-
-
-async def _no_team() -> frozenset[str]:
-    """Without a bot token a bare member id means nobody: whose member would it be?"""
-    return frozenset()
 
 
 @contextlib.asynccontextmanager
