@@ -27,14 +27,15 @@ from flow import approvals, inputs, payments, threads
 from flow.changes import change_amount, withdraw
 from flow.database import Connection
 from flow.errors import BadInput, FlowError, KeyReused, NotAllowed, ThreadExists
-from flow.events import events_after
+from flow.events import page_after
 from flow.log import also_concerning
 from flow.model import CLAIM_FLOW, Approval, Decision, Event, Payment, Person, Verdict
 from flow.receipts import Answer, answer_once
 from flow.show import approval_as_json, decision_as_json, payment_as_json, stories_of
 from flow.spans import parse_traceparent
-from flow.starting import Checker
+from flow.starting import Checker, place_of_start
 from flow.tokens import Scope, Token, token_of
+from flow.workspaces import reached
 
 # The largest claim has 10,000 characters of note.
 LARGEST_BODY = 1 << 16
@@ -70,6 +71,7 @@ class Call:
 
     pool: Pool
     checker: Checker
+    many_workspaces: bool
     request: web.Request
     raw: bytes
     query: Any
@@ -78,20 +80,32 @@ class Call:
     token: Token | None
     sender: tuple[Endpoint, str] | None
 
+    @property
+    def reader(self) -> Person:
+        """Who reads, or takes back, by a token."""
+        assert self.token is not None
+        return self.token.person
+
 
 def build_api(
     pool: Pool,
     endpoints: tuple[Endpoint, ...],
     checker: Checker,
     *,
+    many_workspaces: bool = False,
     most_refused: int = _MOST_REFUSED,
     most_decisions: int = _MOST_DECISIONS,
 ) -> web.Application:
-    """The application below /api. `most_refused`: of an address, a minute. `most_decisions`: of a token or sender."""
+    """The application below /api. `many_workspaces`: whether a start must say in which it is made. `most_refused`: of
+    an address, a minute. `most_decisions`: of a token or sender."""
     app = web.Application(middlewares=[answer_problems])
     limits = _Limits(refused=Limit(most_refused), decisions=Limit(most_decisions))
+
+    def call_of(**more: Any) -> Call:
+        return Call(pool=pool, checker=checker, many_workspaces=many_workspaces, **more)
+
     for route in ROUTES:
-        app.router.add_route(route.method, route.path, _handler_of(route, pool, endpoints, checker, limits))
+        app.router.add_route(route.method, route.path, _handler_of(route, pool, endpoints, call_of, limits))
     return app
 
 
@@ -102,7 +116,7 @@ class _Limits:
 
 
 def _handler_of(
-    route: Route, pool: Pool, endpoints: tuple[Endpoint, ...], checker: Checker, limits: _Limits
+    route: Route, pool: Pool, endpoints: tuple[Endpoint, ...], call_of: Callable[..., Call], limits: _Limits
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def handle(request: web.Request) -> web.StreamResponse:
         # Who it is comes first: a stranger learns nothing from how his request is malformed.
@@ -122,9 +136,7 @@ def _handler_of(
         also_concerning(approver=token.key if token else f"webhook:{request[SENDER]}")
         if route.scope == "decide":
             _count(limits.decisions, token.key if token else sender[0].name if sender else "")
-        call = Call(
-            pool=pool,
-            checker=checker,
+        call = call_of(
             request=request,
             raw=raw,
             query=_valid(route.query, dict(_once(request.query.items(), "query parameter"))),
@@ -210,10 +222,13 @@ def _valid(model: type[BaseModel], given: Any) -> Any:
 async def start_thread(call: Call) -> Answer:
     token, asked = call.token, call.body
     assert token is not None
+    if token.workspace is not None and asked.workspace not in (None, token.workspace):
+        raise NotAllowed(token.key, f"it is a token of {token.workspace}, and starts nothing elsewhere")
     new = await call.checker.filed(asked.flow, _input_of(asked))
     requested_by = inputs.parse_text("requested_by", asked.requested_by or token.key, inputs.MAX_NAME, lines=False)
     if requested_by != token.key and "decide" in token.scopes:
         raise NotAllowed(token.key, "a token that may decide files requests in its own name only")
+    workspace = place_of_start(asked.workspace or token.workspace, many=call.many_workspaces)
     key = _idempotency_key(call.request)
     traceparent = parse_traceparent(call.request.headers.getall("traceparent", []))
 
@@ -229,6 +244,7 @@ async def start_thread(call: Call) -> Answer:
                 requested_by=requested_by,
                 filed_by=token.key,
                 traceparent=traceparent,
+                workspace=workspace,
             )
             if thread.requested_by != requested_by:
                 raise Problem(409, f"thread {asked.thread} was started before by somebody else")
@@ -278,7 +294,9 @@ async def list_threads(call: Call) -> Answer:
     before = _time_and_name(query.cursor)
 
     async def look(conn: Connection) -> list[dict[str, Any]]:
-        found = await threads.latest_threads(conn, status=query.status, limit=query.limit, before=before)
+        found = await threads.latest_threads(
+            conn, status=query.status, limit=query.limit, before=before, only=reached(call.reader)
+        )
         return [story.as_json() for story in await stories_of(conn, found)]
 
     items = await on_pool(call.pool, look)
@@ -289,20 +307,19 @@ async def show_thread(call: Call) -> Answer:
     thread_id = inputs.parse_thread_id(call.request.match_info["thread"])
 
     async def look(conn: Connection) -> dict[str, Any]:
-        [story] = await stories_of(conn, [await threads.thread_of(conn, thread_id)])
+        [story] = await stories_of(conn, [await threads.thread_for(conn, call.reader, thread_id)])
         return story.as_json()
 
     return Answer(status=200, body=await on_pool(call.pool, look))
 
 
 async def withdraw_thread(call: Call) -> Answer:
-    token, asked = call.token, call.body
-    assert token is not None
+    asked: shapes.Withdrawal = call.body
     thread_id = inputs.parse_thread_id(call.request.match_info["thread"])
     reason = inputs.parse_text("reason", asked.reason, inputs.MAX_NOTE)
 
     async def take_back(conn: Connection) -> dict[str, Any]:
-        await withdraw(conn, thread_id, _person_of(token, None), reason)
+        await withdraw(conn, thread_id, call.reader, reason)
         [story] = await stories_of(conn, [await threads.thread_of(conn, thread_id)])
         return story.as_json()
 
@@ -317,7 +334,11 @@ async def list_approvals(call: Call) -> Answer:
     found = await on_pool(
         call.pool,
         lambda conn: approvals.latest_approvals(
-            conn, status=query.status, limit=query.limit, before=_time_and_name(query.cursor)
+            conn,
+            status=query.status,
+            limit=query.limit,
+            before=_time_and_name(query.cursor),
+            only=reached(call.reader),
         ),
     )
     return _page(
@@ -329,7 +350,7 @@ async def list_approvals(call: Call) -> Answer:
 
 async def show_approval(call: Call) -> Answer:
     interrupt_id = inputs.parse_interrupt_id(call.request.match_info["interrupt_id"])
-    found = await on_pool(call.pool, lambda conn: approvals.approval_of(conn, interrupt_id))
+    found = await on_pool(call.pool, lambda conn: approvals.approval_for(conn, call.reader, interrupt_id))
     return Answer(status=200, body=_approval(found))
 
 
@@ -415,14 +436,16 @@ async def _as_approver(
 def _person_of(token: Token, approver: str | None) -> Person:
     if approver not in (None, token.key, token.name):
         raise NotAllowed(token.key, "a token decides in its own name only")
-    return Person(key=token.key, name=token.name, names=frozenset({token.key}))
+    return token.person
 
 
 async def list_decisions(call: Call) -> Answer:
     query: shapes.DecisionsQuery = call.query
     found = await on_pool(
         call.pool,
-        lambda conn: approvals.latest_decisions(conn, limit=query.limit, before=_time_and_name(query.cursor)),
+        lambda conn: approvals.latest_decisions(
+            conn, limit=query.limit, before=_time_and_name(query.cursor), only=reached(call.reader)
+        ),
     )
     return _page(
         [_decision(*each) for each in found],
@@ -438,7 +461,9 @@ async def list_payments(call: Call) -> Answer:
     query: shapes.PaymentsQuery = call.query
     found = await on_pool(
         call.pool,
-        lambda conn: payments.latest_payments(conn, status=query.status, limit=query.limit, before=query.cursor),
+        lambda conn: payments.latest_payments(
+            conn, status=query.status, limit=query.limit, before=query.cursor, only=reached(call.reader)
+        ),
     )
     return _page([_payment(each) for each in found], query.limit, lambda last: last["id"])
 
@@ -448,8 +473,10 @@ async def list_payments(call: Call) -> Answer:
 
 async def list_events(call: Call) -> Answer:
     query: shapes.EventsQuery = call.query
-    found = await on_pool(call.pool, lambda conn: events_after(conn, query.cursor, limit=query.limit))
-    last = found[-1].position if found else query.cursor
+    found, last = await on_pool(
+        call.pool,
+        lambda conn: page_after(conn, query.cursor, limit=query.limit, workspace=call.reader.workspace),
+    )
     return Answer(status=200, body={"items": [_event(each) for each in found], "next": last})
 
 
@@ -483,6 +510,7 @@ def _approval(approval: Approval) -> dict[str, Any]:
     of_thread = {
         "thread": approval.thread_id,
         "requested_by": approval.requested_by,
+        "workspace": approval.workspace,
         "request": approval.request,
     }
     return approval_as_json(approval) | of_thread

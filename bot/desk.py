@@ -378,6 +378,6 @@ async def _outcomes(conn: Connection, results: Sequence[tuple[str, str | None]])
 
 async def _delegates(conn: Connection, person: Person) -> str:
     """Who decides for this person now, and how to say so."""
-    held = await delegations.standing_in(conn, person.names)
+    held = await delegations.standing_in(conn, person.names, workspace=person.workspace)
     said = [f"{who_of(each.delegate)} decides for you until {date(each.until)}." for each in held]
     return " ".join([*said, USAGE])

@@ -42,7 +42,8 @@ _CALL_TIMEOUT_S = 10.0
 _ALGORITHMS = ["RS256"]
 _NAME = 120
 
-OwnTeamKeys = Callable[[], Awaitable[frozenset[str]]]
+# Which of several workspaces the members of this team, and of this grid, are of; None: of none that is installed.
+WorkspaceOf = Callable[[str, str | None], Awaitable[str | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +66,11 @@ class LoginRefused(Exception):
 
 
 def slack_login_routes(
-    site: Site, provider: Provider, http: aiohttp.ClientSession, own_team: OwnTeamKeys
+    site: Site, provider: Provider, http: aiohttp.ClientSession, workspace_of: WorkspaceOf | None = None
 ) -> list[web.RouteDef]:
-    """To Slack, and back."""
-    login = _SlackLogin(site, provider, http, own_team)
+    """To Slack, and back. Without `workspace_of` there is one workspace, and whoever is of another team is a stranger
+    in it."""
+    login = _SlackLogin(site, provider, http, workspace_of)
     return [
         web.get("/login/slack", site.handler(login.start), allow_head=False),
         web.get("/login/slack/callback", site.handler(login.finish, referrer="no-referrer"), allow_head=False),
@@ -78,8 +80,10 @@ def slack_login_routes(
 class _SlackLogin:
     """The handlers."""
 
-    def __init__(self, site: Site, provider: Provider, http: aiohttp.ClientSession, own_team: OwnTeamKeys) -> None:
-        self._site, self._provider, self._http, self._own_team = site, provider, http, own_team
+    def __init__(
+        self, site: Site, provider: Provider, http: aiohttp.ClientSession, workspace_of: WorkspaceOf | None
+    ) -> None:
+        self._site, self._provider, self._http, self._workspace_of = site, provider, http, workspace_of
         self._redirect_url = f"{site.url}/login/slack/callback"
 
     async def start(self, request: web.Request) -> web.Response:
@@ -146,8 +150,17 @@ class _SlackLogin:
             raise LoginRefused(f"no token for the code ({str(given.get('error'))[:80]!a})")
         keys = await self._json("GET", "/openid/connect/keys")
         claims = read_token(given["id_token"], keys, self._provider, nonce=nonce, now=time.time())
-        person = person_of(claims, await self._own_team())
-        return await self._site.own_team.placed(person) if self._site.own_team else person
+        stranger = person_of(claims, frozenset())
+        workspace = None
+        if self._workspace_of is not None:
+            workspace = await self._workspace_of(*_teams_of(claims))
+            if workspace is None:
+                raise LoginRefused(f"{stranger.key} is of no workspace that is installed here")
+        team = await self._site.team_of(workspace)
+        if team is None:
+            # A bare member id means nobody: whose member would it be?
+            return stranger
+        return await team.placed(person_of(claims, await team.keys(), workspace))
 
     async def _json(self, method: str, path: str, **more: Any) -> dict[str, Any]:
         timeout = aiohttp.ClientTimeout(total=_CALL_TIMEOUT_S)
@@ -186,17 +199,25 @@ def read_token(token: str, keys: Mapping[str, Any], provider: Provider, *, nonce
     return claims
 
 
-def person_of(claims: Mapping[str, Any], own_team: frozenset[str]) -> Person:
+def person_of(claims: Mapping[str, Any], own_team: frozenset[str], workspace: str | None = None) -> Person:
     """The member that a token names. Raises LoginRefused."""
-    user_id, team_id = claims.get("https://slack.com/user_id"), claims.get("https://slack.com/team_id")
-    if not is_id(user_id) or not is_id(team_id):
+    user_id, name = claims.get("https://slack.com/user_id"), claims.get("name")
+    team_id, enterprise_id = _teams_of(claims)
+    if not is_id(user_id):
         raise LoginRefused("the token names no member of a team")
-    enterprise_id = claims.get("https://slack.com/enterprise_id")
-    name = claims.get("name")
     return slack_person(
         user_id=str(user_id),
         name=visible(name)[:_NAME] if isinstance(name, str) and name.strip() else str(user_id),
-        team_id=str(team_id),
-        enterprise_id=str(enterprise_id) if is_id(enterprise_id) else None,
+        team_id=team_id,
+        enterprise_id=enterprise_id,
         own_team=own_team,
+        workspace=workspace,
     )
+
+
+def _teams_of(claims: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Whose member a token names: their team, and its grid. Raises LoginRefused."""
+    team_id, enterprise_id = claims.get("https://slack.com/team_id"), claims.get("https://slack.com/enterprise_id")
+    if not is_id(team_id):
+        raise LoginRefused("the token names no member of a team")
+    return str(team_id), str(enterprise_id) if is_id(enterprise_id) else None

@@ -24,7 +24,7 @@ from flow import notices
 from flow.advice import advice_of
 from flow.approvals import approval_of
 from flow.database import Connection
-from flow.delegations import standing_in
+from flow.delegations import standing_in_for
 from flow.model import Approval, Notice, Payment, Thread
 from flow.payments import payments_of
 from flow.threads import thread_of
@@ -99,7 +99,7 @@ class Outlet:
         # Nobody is shown anew what is settled, nor where somebody has put in a place past us; what was perhaps shown is
         # looked for.
         if approval.is_open or notice.ambiguous:
-            stood_in = await standing_in(conn, approval.approvers) if approval.post_to != "channel" else []
+            stood_in = await standing_in_for(conn, approval) if approval.post_to != "channel" else []
             for place in await self._places.of(approval, stood_in):
                 with refusals.of(place or self.channel):
                     copies += await self._fill(conn, notice, approval, place, copies, text=text, blocks=shown)
@@ -177,7 +177,7 @@ class Outlet:
         # An earlier attempt may have reached a copy, and failed at the next; of a reminder that does no harm.
         if notice.kind == "reminder":
             doubt = notice.ambiguous
-            missing, group_ids = await self._places.missing(approval, await standing_in(conn, approval.approvers))
+            missing, group_ids = await self._places.missing(approval, await standing_in_for(conn, approval))
             text = blocks.reminder(approval, missing, group_ids)
             below = [copy for copy in copies if concerns(copy, missing)]
         else:

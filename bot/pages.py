@@ -28,7 +28,7 @@ from bot.shapes import ApprovalStatus
 from bot.site import Site, see_other
 from bot.waterfall import MOST_BARS, waterfall_of
 from flow import inputs
-from flow.approvals import approval_of, decide
+from flow.approvals import approval_for, decide
 from flow.changes import change_amount
 from flow.database import AWAY, Connection
 from flow.errors import BadInput, FlowError, GroupsUnknown, NotAllowed, UnknownApproval
@@ -308,12 +308,14 @@ class _Inbox:
     async def _with_groups(self, person: Person) -> Person:
         """The person with all their user groups, if there are any that matter."""
         groups = self._site.names_groups or await on_pool(self._site.pool, lists_groups)
-        return await for_lists(self._site.own_team, person, groups=groups)
+        return await for_lists(await self._site.team_of(person.workspace), person, groups=groups)
 
     async def _as(self, person: Person, work: Callable[[Connection, Person], Awaitable[T]]) -> T:
         """Do it on a connection, as the person with their user groups if it takes those. Raises MembershipUnknown."""
         return await with_groups(
-            self._site.own_team, person, lambda known: on_pool(self._site.pool, lambda conn: work(conn, known))
+            await self._site.team_of(person.workspace),
+            person,
+            lambda known: on_pool(self._site.pool, lambda conn: work(conn, known)),
         )
 
     async def _decide_as(
@@ -325,7 +327,7 @@ class _Inbox:
 
     async def _visible(self, conn: Connection, interrupt_id: str, person: Person) -> Approval:
         """The approval, if this person may see it. One that they may not see is as unknown as one that is not there."""
-        approval = await approval_of(conn, interrupt_id)
+        approval = await approval_for(conn, person, interrupt_id)
         if not may_see(approval, person, self._site.viewers):
             groups = tuple(filter(is_group, approval.approvers))
             if groups and not person.groups_known:

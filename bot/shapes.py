@@ -19,6 +19,8 @@ RequestHash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Amount = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,15}(\.[0-9]{1,4})?$")]
 Currency = Annotated[str, StringConstraints(pattern=r"^[A-Z]{3}$")]
 
+# Of a team, or of a whole grid.
+Workspace = Annotated[str, StringConstraints(pattern=r"^[TE][A-Z0-9]{2,20}$")]
 FlowName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 
 ThreadStatus = Literal[
@@ -64,6 +66,10 @@ class NewThread(_Request):
         min_length=1,
         max_length=MAX_NAME,
         description="Who asks, such as U01ALICE, if it is not the token itself; nobody decides a request of their own.",
+    )
+
+    workspace: Workspace | None = Field(
+        default=None, description="In which of several it is started, if the token is not of one."
     )
 
 
@@ -221,6 +227,7 @@ class ApprovalOfThread(Approval):
 
     thread: ThreadId
     requested_by: str
+    workspace: str | None = Field(description="The thread's.")
     request: dict[str, Any]
 
 
@@ -279,6 +286,7 @@ class Thread(BaseModel):
     input: dict[str, Any]
     changed: dict[str, str] | None = Field(description="Fields of the input that are asked for otherwise by now.")
     requested_by: str
+    workspace: str | None = Field(description="In which of several it was started; null: there is one.")
     created_at: datetime
     reason: str | None
     advice: Advice | None
@@ -326,6 +334,7 @@ class EventData(BaseModel):
     flow without a payment has come to."""
 
     thread: ThreadId
+    workspace: str | None
     interrupt_id: InterruptId | None
     title: str | None
     amount: str | None

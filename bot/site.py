@@ -41,6 +41,7 @@ from flow.text import visible, visible_json
 log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+TeamOf = Callable[[str | None], Awaitable[OwnTeam | None]]
 Referrer = Literal["same-origin", "no-referrer"]
 
 _HEADERS = {
@@ -72,6 +73,11 @@ class SignInFirst(Exception):
         self.then = then
 
 
+async def no_team(_: str | None) -> OwnTeam | None:
+    """The team of a workspace where Slack is off."""
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Site:
     """What the pages' handlers need. `url` is where browsers reach them, without a slash at the end."""
@@ -83,8 +89,9 @@ class Site:
     step_up_over: Decimal | None = None
     # Whether there is Sign in with Slack.
     slack_login: bool = False
-    # Slack, to ask who is in a user group; without it they name nobody.
-    own_team: OwnTeam | None = None
+    # Slack, to ask who is in a user group of this workspace (None: of the one that there is); without it they name
+    # nobody.
+    team_of: TeamOf = no_team
     # Whether the policy names any.
     names_groups: bool = False
     tokens: Limit = field(default_factory=lambda: Limit(_TOKENS_A_MINUTE))

@@ -38,6 +38,7 @@ from flow.policy import Tier
 from flow.questions import bare, checked_answer, question_of
 from flow.standing import Standing, check_person, escalates
 from flow.text import bare_name, canonical
+from flow.workspaces import reaches
 
 log = logging.getLogger(__name__)
 
@@ -159,6 +160,17 @@ async def approval_of(conn: Connection, interrupt_id: str, *, lock: bool = False
     return (await with_decisions(conn, rows))[0]
 
 
+async def approval_for(conn: Connection, person: Person, interrupt_id: str, *, lock: bool = False) -> Approval:
+    """The same for somebody who says the id. What is of another workspace is as unknown to them as what is not there.
+
+    Raises UnknownApproval.
+    """
+    approval = await approval_of(conn, interrupt_id, lock=lock)
+    if not reaches(person, approval.workspace):
+        raise UnknownApproval(interrupt_id)
+    return approval
+
+
 async def lock_pending(conn: Connection, interrupt_ids: Sequence[str]) -> None:
     """Let nobody decide these until the transaction ends."""
     await conn.execute(
@@ -200,11 +212,11 @@ async def latest_approvals(
 
 
 async def latest_decisions(
-    conn: Connection, *, limit: int, before: tuple[datetime, str] | None = None
+    conn: Connection, *, limit: int, before: tuple[datetime, str] | None = None, only: Page | None = None
 ) -> list[tuple[str, str, Decision]]:
     """The newest first, by index, each with its thread and interrupt id; those after `before`, whose name is
-    `interrupt_id~person`."""
-    values: dict[str, Any] = {"limit": limit}
+    `interrupt_id~person`, and only on such approvals as `only` says."""
+    values: dict[str, Any] = {"limit": limit, **(only.values if only else {})}
     where = sql.SQL("true")
     if before is not None:
         at, name = before
@@ -215,9 +227,9 @@ async def latest_decisions(
         values |= {"at": at, "id": interrupt_id, "person": person}
     rows = await conn.execute(
         sql.SQL(
-            "SELECT a.thread_id, d.* FROM decisions d JOIN approvals a USING (interrupt_id) WHERE {}"
+            "SELECT a.thread_id, d.* FROM decisions d JOIN approvals a USING (interrupt_id) WHERE {} AND {}"
             " ORDER BY d.decided_at DESC, d.interrupt_id, d.person LIMIT %(limit)s"
-        ).format(where),
+        ).format(where, only.where if only else sql.SQL("true")),
         values,
     )
     found = await rows.fetchall()
@@ -252,7 +264,7 @@ async def _decide(conn: Connection, interrupt_id: str, person: Person, verdict: 
         refusals_kept(conn, interrupt_id, person, door=verdict.door, shown=verdict.request_hash),
         conn.transaction(),
     ):
-        approval = await approval_of(conn, interrupt_id, lock=True)
+        approval = await approval_for(conn, person, interrupt_id, lock=True)
         standing = await _checked(conn, approval, person, verdict.request_hash)
         if approval.status != "pending":
             _check_same(approval, verdict)

@@ -20,6 +20,7 @@ from psycopg.types.json import Jsonb
 from flow import audit, inputs, mails, notices, reminders, threads
 from flow.approvals import (
     COLUMNS,
+    approval_for,
     approval_of,
     approvals_of,
     check_decidable,
@@ -52,7 +53,7 @@ async def change_amount(
     person is a success that changes nothing. Raises BadInput, NothingToDecide, and whatever `decide` raises.
     """
     async with refusals_kept(conn, interrupt_id, person, door=door, shown=request_hash), conn.transaction():
-        approval = await approval_of(conn, interrupt_id, lock=True)
+        approval = await approval_for(conn, person, interrupt_id, lock=True)
         thread = await threads.thread_of(conn, approval.thread_id)
         if thread.flow != CLAIM_FLOW:
             raise NothingToDecide(thread.thread_id, f"the flow {thread.flow} takes no other amount")
@@ -163,7 +164,7 @@ async def withdraw(
             kept = refusals_kept(conn, asked.interrupt_id, person, door=door, shown=request_hash)
             await stack.enter_async_context(kept)
         await stack.enter_async_context(conn.transaction())
-        thread = await threads.thread_of(conn, thread_id)
+        thread = await threads.thread_for(conn, person, thread_id)
         if not person.trusted and not is_requester(thread.requested_by, person):
             raise NotAllowed(person.name, "only whoever asked for it takes a request back")
         if interrupt_id and asked and request_hash not in (None, asked.request_hash):

@@ -22,7 +22,7 @@ from flow.approvals import Decided
 from flow.database import Connection, connect, database_url, ensure_schema
 from flow.model import Approval, Person, Thread, Verdict
 from flow.settings import Settings, read_settings
-from flow.starting import filed
+from flow.starting import filed, place_of_start
 
 
 class Client:
@@ -41,13 +41,17 @@ class Client:
             await ensure_schema(url, conn)
             yield cls(url, conn, settings)
 
-    async def start(self, flow: str, thread_id: str, given: dict[str, Any], *, requested_by: str) -> Thread:
+    async def start(
+        self, flow: str, thread_id: str, given: dict[str, Any], *, requested_by: str, workspace: str | None = None
+    ) -> Thread:
         """Start a thread of this flow with this input; it is due at once, and a worker drives it.
 
         `requested_by` names who asks, who then cannot decide it. The same again returns the thread as it is now.
-        Raises BadInput, UnknownFlow, ThreadExists.
+        `workspace`: in which, where there are many. Raises BadInput, UnknownFlow, ThreadExists, UnknownWorkspace,
+        WorkspaceClosed.
         """
         new = filed(self._settings, flow, given)
+        where = place_of_start(workspace, many=self._settings.many_workspaces)
         return await threads.insert_thread(
             self._conn,
             thread_id=inputs.parse_thread_id(thread_id),
@@ -55,6 +59,7 @@ class Client:
             flow_version=new.flow_version,
             input=new.input,
             requested_by=inputs.parse_text("requested_by", requested_by, inputs.MAX_NAME, lines=False),
+            workspace=where,
         )
 
     async def advance(self, thread_id: str) -> Thread:

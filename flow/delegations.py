@@ -11,12 +11,15 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time, timedelta, tzinfo
 
+from psycopg import sql
+
 from flow import audit, notices
 from flow.database import Connection, ring
 from flow.errors import BadInput
-from flow.model import Absent, Person
+from flow.model import Absent, Approval, Person
 from flow.policy import is_group
 from flow.text import bare_name
+from flow.workspaces import reached
 
 LONGEST = timedelta(days=90)
 
@@ -25,7 +28,8 @@ _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "su
 
 @dataclass(frozen=True, kw_only=True)
 class Delegation:
-    """Until then, whoever has the name `delegate` decides for `person`."""
+    """Until then, whoever has the name `delegate` decides for `person`: what was started in this `workspace`, of
+    several."""
 
     id: int
     person: str
@@ -35,10 +39,15 @@ class Delegation:
     made_by: str
     made_at: datetime
     until: datetime
+    workspace: str | None = None
+
+
+_COLUMNS = "id, person, person_name, names, delegate, made_by, made_at, until, workspace"
 
 
 async def away(conn: Connection, person: Person, *, to: str, until: datetime, made_by: str) -> Delegation:
-    """Let whoever has the name `to` decide for this person until then, in the place of anybody before.
+    """Let whoever has the name `to` decide for this person until then, in the place of anybody before: in the person's
+    own workspace, of several.
 
     `to` is written as approvers are. User groups are not handed over: who is in them is Slack's to say. Belongs in a
     transaction of the caller's. Raises BadInput.
@@ -55,13 +64,13 @@ async def away(conn: Connection, person: Person, *, to: str, until: datetime, ma
         raise BadInput("until", until.isoformat(), f"it must be later than now, and at most {LONGEST.days} days away")
     await end(conn, person, by=made_by)
     rows = await conn.execute(
-        "INSERT INTO delegations (person, person_name, names, delegate, made_by, until) VALUES (%s, %s, %s, %s, %s, %s)"
-        " RETURNING id, person, person_name, names, delegate, made_by, made_at, until",
-        (person.key, person.name, sorted(names), to, made_by, until),
+        "INSERT INTO delegations (person, person_name, names, delegate, made_by, until, workspace)"
+        f" VALUES (%s, %s, %s, %s, %s, %s, %s) RETURNING {_COLUMNS}",
+        (person.key, person.name, sorted(names), to, made_by, until, person.workspace),
     )
     row = await rows.fetchone()
     assert row is not None
-    await notices.change_direct_cards(conn, names)
+    await notices.change_direct_cards(conn, names, workspace=person.workspace)
     data = {"delegate": to, "until": until.isoformat()}
     await audit.record(
         conn, "delegation.made", who=made_by, door=audit.door_of(made_by), for_whom=person.key, data=data
@@ -71,11 +80,11 @@ async def away(conn: Connection, person: Person, *, to: str, until: datetime, ma
 
 
 async def end(conn: Connection, person: Person, *, by: str) -> bool:
-    """The person is back: nobody decides for them any more. False if nobody did."""
+    """The person is back in their workspace: nobody decides for them any more. False if nobody did."""
     rows = await conn.execute(
         "UPDATE delegations SET ended_at = clock_timestamp() WHERE person = ANY(%s) AND ended_at IS NULL"
-        " RETURNING person, delegate, until > clock_timestamp() AS held",
-        (sorted(person.names),),
+        " AND workspace IS NOT DISTINCT FROM %s RETURNING person, delegate, until > clock_timestamp() AS held",
+        (sorted(person.names), person.workspace),
     )
     ended = [row for row in await rows.fetchall() if row["held"]]
     for row in ended:
@@ -88,32 +97,37 @@ async def end(conn: Connection, person: Person, *, by: str) -> bool:
 async def current(conn: Connection, *, limit: int = 100) -> list[Delegation]:
     """Those that hold now, the next to end first."""
     rows = await conn.execute(
-        "SELECT id, person, person_name, names, delegate, made_by, made_at, until FROM delegations"
+        f"SELECT {_COLUMNS} FROM delegations"
         " WHERE ended_at IS NULL AND until > clock_timestamp() ORDER BY until LIMIT %s",
         (limit,),
     )
     return [_delegation(row) for row in await rows.fetchall()]
 
 
-async def standing_in(conn: Connection, names: Collection[str]) -> list[Delegation]:
-    """Those that hold now for anybody by one of these names."""
+async def standing_in(conn: Connection, names: Collection[str], *, workspace: str | None) -> list[Delegation]:
+    """Those that hold now in this workspace for anybody by one of these names."""
     rows = await conn.execute(
-        "SELECT id, person, person_name, names, delegate, made_by, made_at, until FROM delegations"
-        " WHERE names && %s::text[] AND ended_at IS NULL AND until > clock_timestamp() ORDER BY id",
-        (list(names),),
+        f"SELECT {_COLUMNS} FROM delegations WHERE names && %s::text[] AND workspace IS NOT DISTINCT FROM %s"
+        " AND ended_at IS NULL AND until > clock_timestamp() ORDER BY id",
+        (list(names), workspace),
     )
     return [_delegation(row) for row in await rows.fetchall()]
 
 
+async def standing_in_for(conn: Connection, approval: Approval) -> list[Delegation]:
+    """Those that hold now for anybody whom the approval lists."""
+    return await standing_in(conn, approval.approvers, workspace=approval.workspace)
+
+
 async def with_absent(conn: Connection, person: Person) -> Person:
     """The person, with those whom they decide for now. Two with one name would be two voices, so their keys differ."""
-    rows = await conn.execute(
-        "SELECT person, person_name, names FROM delegations"
-        " WHERE delegate = ANY(%s) AND ended_at IS NULL AND until > clock_timestamp() ORDER BY id",
-        (sorted(person.names),),
-    )
-    found = await rows.fetchall()
-    absent = (Absent(key=row["person"], name=row["person_name"], names=frozenset(row["names"])) for row in found)
+    own = reached(person)
+    query = sql.SQL(
+        "SELECT person AS key, person_name AS name, names, workspace FROM delegations WHERE delegate = ANY(%(names)s)"
+        " AND {} AND ended_at IS NULL AND until > clock_timestamp() ORDER BY id"
+    ).format(own.where)
+    rows = await conn.execute(query, {"names": sorted(person.names), **own.values})
+    absent = (Absent(**row | {"names": frozenset(row["names"])}) for row in await rows.fetchall())
     return replace(person, acts_for=tuple(absent))
 
 

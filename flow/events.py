@@ -31,12 +31,14 @@ async def record_events(
     """This has happened to the thread, in this order, and these are the facts.
 
     Belongs in the transaction that makes it true. An event of an approval needs its `interrupt_id`. The facts come from
-    the caller, who has them: putting them together by a query would cost a click half a millisecond.
+    the caller, who has them: putting them together by a query would cost a click half a millisecond. Only in which
+    workspace the thread was started is its row's to say, so that no event is ever another one's.
     """
     await conn.execute(
-        "INSERT INTO events (type, thread_id, interrupt_id, data)"
-        " SELECT type, %s, %s, %s FROM unnest(%s::text[]) WITH ORDINALITY AS wanted (type, place) ORDER BY place",
-        (thread_id, interrupt_id, Jsonb(data), list(types)),
+        "INSERT INTO events (type, thread_id, interrupt_id, data, workspace)"
+        " SELECT type, thread_id, %s, %s || jsonb_build_object('workspace', workspace), workspace FROM threads,"
+        " unnest(%s::text[]) WITH ORDINALITY AS wanted (type, place) WHERE thread_id = %s ORDER BY place",
+        (interrupt_id, Jsonb(data), list(types), thread_id),
     )
 
 
@@ -107,17 +109,39 @@ def _facts(
     }
 
 
-async def events_after(conn: Connection, position: int, *, limit: int) -> list[Event]:
-    """The events that became visible after this one, oldest first; after 0: from the oldest that is kept.
+async def page_after(
+    conn: Connection, position: int, *, limit: int, workspace: str | None = None
+) -> tuple[list[Event], int]:
+    """The same as `events_after`, and the position to go on from.
+
+    Whoever reads one workspace's goes on behind what is others', too: what they have read last would soon be older than
+    all that is kept, and nobody could tell them that nothing of theirs has been forgotten since.
+    """
+    last = 0
+    if workspace is not None:
+        # Before they are read: what becomes visible between the two is for the next page.
+        row = await (await conn.execute("SELECT coalesce(max(position), 0) AS last FROM events")).fetchone()
+        assert row is not None
+        last = row["last"]
+    found = await events_after(conn, position, limit=limit, workspace=workspace)
+    read = (found[-1].position if found else None) or position
+    return found, read if len(found) == limit else max(read, last)
+
+
+async def events_after(conn: Connection, position: int, *, limit: int, workspace: str | None = None) -> list[Event]:
+    """The events that became visible after this one, oldest first; after 0: from the oldest that is kept. With a
+    `workspace`, those of what was started there.
 
     None is ever skipped by going on from the last. Raises EventsForgotten if one that followed is not kept any more,
     and EventUnknown if the database has never had the one to go on from, or has lost it.
     """
     # Whoever reads first does not wait until all have one: the rest follows with the next readings.
     await _give_some(conn)
+    of_workspace = "" if workspace is None else " AND workspace = %(workspace)s"
     rows = await conn.execute(
-        "SELECT id, type, data, created_at, position FROM events WHERE position > %s ORDER BY position LIMIT %s",
-        (position, limit),
+        f"SELECT id, type, data, created_at, position FROM events WHERE position > %(position)s{of_workspace}"
+        " ORDER BY position LIMIT %(limit)s",
+        {"position": position, "limit": limit, "workspace": workspace},
     )
     events = [Event(**row) for row in await rows.fetchall()]
     # Only now: what is forgotten between the two is said, and not skipped.

@@ -23,6 +23,7 @@ from flow.policy import is_requester, names_person
 from flow.standing import check_person, escalates
 from flow.text import bare_name
 from flow.threads import threads_of
+from flow.workspaces import reached, reaches
 
 View = Literal["mine", "all", "history"]
 
@@ -52,7 +53,7 @@ class Search:
 
 def may_see(approval: Approval, person: Person, viewers: Collection[str]) -> bool:
     """Whether this person is shown this approval. `_seen` says the same in SQL."""
-    return (
+    return reaches(person, approval.workspace) and (
         names_person(viewers, person)
         or names_person(approval.approvers, person)
         or is_requester(approval.requested_by, person)
@@ -64,7 +65,7 @@ def may_see(approval: Approval, person: Person, viewers: Collection[str]) -> boo
 def waits_for(approval: Approval, person: Person, now: datetime) -> bool:
     """Whether this person's vote is still missing, and would be taken. The view `mine` says the same in SQL."""
     over = approval.expires_at is not None and approval.expires_at <= now and not escalates(approval)
-    if not approval.is_open or over:
+    if not approval.is_open or over or not reaches(person, approval.workspace):
         return False
     try:
         standing = check_person(approval, person)
@@ -78,7 +79,7 @@ def _stands_in(approval: Approval, absent: Absent) -> bool:
     """Whether the list names somebody who is away, for what they could decide themselves. `_STANDS_IN` is the same."""
     away = Person(key=absent.key, name=absent.name, names=absent.names)
     asks = is_requester(approval.requested_by, away) or names_person(approval.raised_by, away)
-    return names_person(approval.approvers, away) and not asks
+    return absent.workspace == approval.workspace and names_person(approval.approvers, away) and not asks
 
 
 # Places in a list
@@ -109,7 +110,8 @@ async def find(
 ) -> list[Approval]:
     """The approvals that this person sees and looks for, newest first; those after `before`."""
     seen, page = _seen(person, viewers), newest(("requested_at", "interrupt_id"), before)
-    where = sql.SQL(" AND ").join([_view(search.view, person), *seen, page.where, *_conditions(search)])
+    own = [reached(person).where, _view(search.view, person), *seen]
+    where = sql.SQL(" AND ").join([*own, page.where, *_conditions(search)])
     values = _person_values(person) | {
         "wanted": search.status,
         "at_least": search.at_least,
@@ -130,14 +132,15 @@ async def find(
         return await read(where)
     # Whoever is on many rows is on most of the newest. Whoever has little is not: along the index of times the database
     # would read everybody's for them, so theirs are found by the indexes of names, and sorted then.
-    found = await read(_NEWEST_FIRST.format(_IN_VIEW[search.view], page.where, where))
+    newest_of = sql.SQL("{} AND {}").format(reached(person).where, _IN_VIEW[search.view])
+    found = await read(_NEWEST_FIRST.format(newest_of, page.where, where))
     return found if len(found) == limit else await read(_NAMES_FIRST.format(where))
 
 
 async def count_mine(conn: Connection, person: Person) -> int:
     """How many approvals wait for this person, up to MOST_COUNTED."""
-    query = sql.SQL("SELECT count(*) AS n FROM (SELECT FROM approvals WHERE {} LIMIT %(most)s) AS mine").format(
-        _mine(person)
+    query = sql.SQL("SELECT count(*) AS n FROM (SELECT FROM approvals WHERE {} AND {} LIMIT %(most)s) AS mine").format(
+        reached(person).where, _mine(person)
     )
     row = await (await conn.execute(query, _person_values(person) | {"most": MOST_COUNTED})).fetchone()
     assert row is not None
@@ -155,15 +158,15 @@ async def find_threads(
     conn: Connection, person: Person, *, limit: int, before: tuple[datetime, str] | None = None
 ) -> list[Thread]:
     """What this person filed, newest first, whether or not it needed an approval; those after `before`."""
-    page = newest(("created_at", "thread_id"), before)
+    page, own = newest(("created_at", "thread_id"), before), reached(person)
     # For each name on its own the index has them in this order; for all names at once it has none, and the newest of
     # everybody's would be read through.
     query = sql.SQL(
         "SELECT thread_id FROM unnest(%(lowered)s::text[]) AS name CROSS JOIN LATERAL (SELECT thread_id, created_at"
-        " FROM threads WHERE lower(requested_by) = name AND {} ORDER BY created_at DESC, thread_id LIMIT %(limit)s)"
-        " AS filed ORDER BY created_at DESC, thread_id LIMIT %(limit)s"
-    ).format(page.where)
-    rows = await conn.execute(query, {"limit": limit, **page.values, "lowered": _lowered(person.names)})
+        " FROM threads WHERE lower(requested_by) = name AND {} AND {} ORDER BY created_at DESC, thread_id"
+        " LIMIT %(limit)s) AS filed ORDER BY created_at DESC, thread_id LIMIT %(limit)s"
+    ).format(own.where, page.where)
+    rows = await conn.execute(query, {"limit": limit, **own.values, **page.values, "lowered": _lowered(person.names)})
     ids = [row["thread_id"] for row in await rows.fetchall()]
     found = await threads_of(conn, ids)
     return [found[thread_id] for thread_id in ids]
@@ -196,7 +199,8 @@ _DECIDED = sql.SQL("interrupt_id = ANY(ARRAY(SELECT d.interrupt_id FROM decision
 _ASKS = sql.SQL("({} OR raised_by && %(names)s::text[])").format(_REQUESTED)
 _HAS_GROUP = sql.SQL("lists_group(approvers)")
 _STANDS_IN = (
-    "(approvers && {names}::text[] AND NOT lower(approvals.requested_by) = ANY({lowered})"
+    "(workspace IS NOT DISTINCT FROM {workspace} AND approvers && {names}::text[]"
+    " AND NOT lower(approvals.requested_by) = ANY({lowered})"
     " AND NOT raised_by && {names}::text[])"
 )
 # As `flow.text.bare_name` has it.
@@ -244,8 +248,8 @@ def _not_voted(voice: str) -> sql.Composable:
 
 
 def _stands_in_for(number: int) -> sql.Composable:
-    names, lowered = sql.Placeholder(f"names_{number}"), sql.Placeholder(f"lowered_{number}")
-    return sql.SQL(_STANDS_IN).format(names=names, lowered=lowered)
+    named = {name: sql.Placeholder(f"{name}_{number}") for name in ("names", "lowered", "workspace")}
+    return sql.SQL(_STANDS_IN).format(**named)
 
 
 def _seen(person: Person, viewers: Collection[str]) -> list[sql.Composable]:
@@ -256,7 +260,7 @@ def _seen(person: Person, viewers: Collection[str]) -> list[sql.Composable]:
 
 
 def _person_values(person: Person) -> dict[str, Any]:
-    values: dict[str, Any] = {
+    values: dict[str, Any] = reached(person).values | {
         "person": person.key,
         "voice": bare_name(person.key),
         "names": list(person.names),
@@ -268,6 +272,7 @@ def _person_values(person: Person) -> dict[str, Any]:
             f"names_{number}": list(absent.names),
             f"lowered_{number}": _lowered(absent.names),
             f"voice_{number}": bare_name(absent.key),
+            f"workspace_{number}": absent.workspace,
         }
     return values
 

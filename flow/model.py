@@ -249,11 +249,13 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Absent:
-    """Somebody who is away, by the key and the names that they have."""
+    """Somebody who is away, by the key and the names that they have. Their voice is lent for what was started in this
+    `workspace`, of several."""
 
     key: str
     name: str
     names: frozenset[str]
+    workspace: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,14 +98,14 @@ async def change_cards(conn: Connection, thread_id: str) -> None:
     await ring(conn)
 
 
-async def change_direct_cards(conn: Connection, names: Collection[str]) -> None:
-    """The same for what waits and is shown in direct messages to those whom it lists by one of these names: another is
-    to read it, too. Of more than MOST_CHANGED the oldest: whoever reads has a list of the rest."""
+async def change_direct_cards(conn: Connection, names: Collection[str], *, workspace: str | None) -> None:
+    """The same for what waits in this workspace and is shown in direct messages to those whom it lists by one of these
+    names: another is to read it, too. Of more than MOST_CHANGED the oldest: whoever reads has a list of the rest."""
     await conn.execute(
         f"UPDATE notices n {_DUE_AGAIN} WHERE kind = 'card' AND interrupt_id IN (SELECT interrupt_id FROM approvals"
         " WHERE status = 'pending' AND post_to <> 'channel' AND approvers && %s::text[]"
-        " ORDER BY requested_at LIMIT %s)",
-        (list(names), MOST_CHANGED),
+        " AND workspace IS NOT DISTINCT FROM %s ORDER BY requested_at LIMIT %s)",
+        (list(names), workspace, MOST_CHANGED),
     )
     await ring(conn)
 

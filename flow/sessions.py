@@ -19,6 +19,13 @@ from flow.model import Person
 SESSION_HOURS = 12
 LOGIN_LINK_MINUTES = 10
 
+# Whoever is of a workspace that is not installed any more is nobody here.
+IN_FORCE = (
+    "(workspace IS NULL OR EXISTS (SELECT FROM workspaces w WHERE w.workspace = {}.workspace AND w.token IS NOT NULL))"
+)
+
+_OPEN = f"used_at IS NULL AND expires_at > clock_timestamp() AND {IN_FORCE.format('login_links')}"
+
 SignedInBy = Literal["link", "slack"]
 
 
@@ -42,19 +49,19 @@ async def begin_session(conn: Connection, person: Person, *, by: SignedInBy) -> 
     token = new_token()
     async with conn.transaction():
         await conn.execute(
-            "INSERT INTO sessions (token_sha256, person, person_name, names, signed_in_by, expires_at)"
-            " VALUES (%s, %s, %s, %s, %s, clock_timestamp() + %s * interval '1 hour')",
-            (digest_of(token), person.key, person.name, sorted(person.names), by, SESSION_HOURS),
+            "INSERT INTO sessions (token_sha256, person, person_name, names, workspace, signed_in_by, expires_at)"
+            " VALUES (%s, %s, %s, %s, %s, %s, clock_timestamp() + %s * interval '1 hour')",
+            (digest_of(token), person.key, person.name, sorted(person.names), person.workspace, by, SESSION_HOURS),
         )
     return token
 
 
 async def session_of(conn: Connection, token: str) -> Session | None:
-    """The session with this token, unless it has ended."""
+    """The session with this token, unless it has ended, or its workspace is not installed any more."""
     row = await (
         await conn.execute(
-            "SELECT person, person_name, names FROM sessions"
-            " WHERE token_sha256 = %s AND expires_at > clock_timestamp()",
+            "SELECT person, person_name, names, workspace FROM sessions"
+            f" WHERE token_sha256 = %s AND expires_at > clock_timestamp() AND {IN_FORCE.format('sessions')}",
             (digest_of(token),),
         )
     ).fetchone()
@@ -71,9 +78,9 @@ async def make_login_link(conn: Connection, person: Person, *, by: str) -> str:
     token = new_token()
     async with conn.transaction():
         await conn.execute(
-            "INSERT INTO login_links (token_sha256, person, person_name, names, made_by, expires_at)"
-            " VALUES (%s, %s, %s, %s, %s, clock_timestamp() + %s * interval '1 minute')",
-            (digest_of(token), person.key, person.name, sorted(person.names), by, LOGIN_LINK_MINUTES),
+            "INSERT INTO login_links (token_sha256, person, person_name, names, workspace, made_by, expires_at)"
+            " VALUES (%s, %s, %s, %s, %s, %s, clock_timestamp() + %s * interval '1 minute')",
+            (digest_of(token), person.key, person.name, sorted(person.names), person.workspace, by, LOGIN_LINK_MINUTES),
         )
         await record(conn, "login.made", who=by, door=door_of(by), for_whom=person.key)
     return token
@@ -83,8 +90,7 @@ async def person_of_login_link(conn: Connection, token: str) -> Person | None:
     """Whom the link would sign in; None if it was used, is too old, or never was one. It stays as it is."""
     row = await (
         await conn.execute(
-            "SELECT person, person_name, names FROM login_links"
-            " WHERE token_sha256 = %s AND used_at IS NULL AND expires_at > clock_timestamp()",
+            f"SELECT person, person_name, names, workspace FROM login_links WHERE token_sha256 = %s AND {_OPEN}",
             (digest_of(token),),
         )
     ).fetchone()
@@ -96,13 +102,25 @@ async def use_login_link(conn: Connection, token: str) -> str | None:
     async with conn.transaction():
         row = await (
             await conn.execute(
-                "UPDATE login_links SET used_at = clock_timestamp()"
-                " WHERE token_sha256 = %s AND used_at IS NULL AND expires_at > clock_timestamp()"
-                " RETURNING person, person_name, names",
+                f"UPDATE login_links SET used_at = clock_timestamp() WHERE token_sha256 = %s AND {_OPEN}"
+                " RETURNING person, person_name, names, workspace",
                 (digest_of(token),),
             )
         ).fetchone()
         return await begin_session(conn, _person(row), by="link") if row else None
+
+
+async def workspace_of_member(conn: Connection, team_id: str, enterprise_id: str | None) -> str | None:
+    """Which of the workspaces that are installed a member of this team, in this grid, is of: their team's, else that of
+    the whole grid. None: of none."""
+    # Ids of teams begin with a T, those of grids with an E.
+    rows = await conn.execute(
+        "SELECT workspace FROM workspaces WHERE workspace = ANY(%s) AND token IS NOT NULL"
+        " ORDER BY workspace DESC LIMIT 1",
+        ([team_id, enterprise_id or team_id],),
+    )
+    row = await rows.fetchone()
+    return row["workspace"] if row else None
 
 
 def new_token() -> str:
@@ -116,4 +134,5 @@ def digest_of(token: str) -> bytes:
 
 
 def _person(row: dict[str, Any]) -> Person:
-    return Person(key=row["person"], name=row["person_name"], names=frozenset(row["names"]))
+    names = frozenset(row["names"])
+    return Person(key=row["person"], name=row["person_name"], names=names, workspace=row["workspace"])

@@ -57,6 +57,7 @@ class Story:
             "input": thread.input,
             "changed": thread.changed,
             "requested_by": thread.requested_by,
+            "workspace": thread.workspace,
             "created_at": thread.created_at.isoformat(),
             "reason": thread.reason,
             "advice": self.advice and _advice_as_json(self.advice),
@@ -188,6 +189,7 @@ def print_story(story: Story) -> None:
     if story.advice is not None:
         row("model's advice", advice_in_words(story.advice))
     row("requested by", thread.requested_by)
+    row("workspace", thread.workspace)
     row("started", _when(thread.created_at))
     for approval in story.approvals:
         row(approval.tier, f"{approval.status}, interrupt {approval.interrupt_id}")

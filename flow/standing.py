@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flow.errors import GroupsUnknown, NotAllowed
+from flow.errors import GroupsUnknown, NotAllowed, UnknownApproval
 from flow.model import Absent, Approval, Person
 from flow.policy import is_group, is_requester, names_person
 from flow.text import bare_name, some_of
+from flow.workspaces import reaches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +25,14 @@ class Standing:
 
 
 def check_person(approval: Approval, person: Person) -> Standing:
-    """As whom this person decides this approval. Raises NotAllowed, which says why they may not.
+    """As whom this person decides this approval. Raises NotAllowed, which says why they may not; and UnknownApproval
+    for whoever does not reach its workspace: names alone say nothing there.
 
     GroupsUnknown, one of those, says that they may if they are in one of the list's user groups; or, for somebody who
     is away, if they are a full member of the team.
     """
+    if not reaches(person, approval.workspace):
+        raise UnknownApproval(approval.interrupt_id)
     if person.trusted:
         return Standing(listed_as=None)
     asks, raised = is_requester(approval.requested_by, person), names_person(approval.raised_by, person)
@@ -85,6 +89,8 @@ def _listed_as(approval: Approval, names: frozenset[str]) -> str | None:
 
 def _listed_for(approval: Approval, absent: Absent) -> str | None:
     """The name that stands for somebody who is away; None if they could not decide it themselves, either."""
+    if absent.workspace != approval.workspace:
+        return None
     away = Person(key=absent.key, name=absent.name, names=absent.names)
     if is_requester(approval.requested_by, away) or names_person(approval.raised_by, away):
         # Not even where a person may approve what they ask for: then it takes their own word.

@@ -15,12 +15,12 @@ from psycopg.types.json import Json, Jsonb
 
 from flow import notices
 from flow.audit import door_of, record
-from flow.database import Connection, is_present, newest, ring
+from flow.database import Connection, Page, is_present, newest, ring
 from flow.errors import FlowError, ThreadExists, UnknownThread
-from flow.model import CLAIM_FLOW, OVER, Claim, Thread, flow_key
+from flow.model import CLAIM_FLOW, OVER, Claim, Person, Thread, flow_key
 from flow.spans import NONE, WRITTEN
 from flow.text import digest
-from flow.workspaces import check_open
+from flow.workspaces import check_open, reaches
 
 # With the back-off below the last of them is about two hours after the first.
 MAX_ATTEMPTS = 20
@@ -110,6 +110,17 @@ async def thread_of(conn: Connection, thread_id: str) -> Thread:
     return _thread(row)
 
 
+async def thread_for(conn: Connection, person: Person, thread_id: str) -> Thread:
+    """The same for somebody who says the id. What is of another workspace is as unknown to them as what is not there.
+
+    Raises UnknownThread.
+    """
+    thread = await thread_of(conn, thread_id)
+    if not reaches(person, thread.workspace):
+        raise UnknownThread(thread_id)
+    return thread
+
+
 async def threads_of(conn: Connection, thread_ids: Sequence[str]) -> dict[str, Thread]:
     """Those of these threads that exist, by thread id."""
     query = sql.SQL("SELECT {} FROM threads WHERE thread_id = ANY(%s)").format(_COLUMNS)
@@ -118,14 +129,25 @@ async def threads_of(conn: Connection, thread_ids: Sequence[str]) -> dict[str, T
 
 
 async def latest_threads(
-    conn: Connection, *, status: str | None, limit: int, before: tuple[datetime, str] | None = None
+    conn: Connection,
+    *,
+    status: str | None,
+    limit: int,
+    before: tuple[datetime, str] | None = None,
+    only: Page | None = None,
 ) -> list[Thread]:
-    """The newest threads first, by index whatever the table's size; those after `before` (created_at, thread_id)."""
+    """The newest threads first, by index whatever the table's size; those after `before` (created_at, thread_id), and
+    only such as `only` says."""
     page = newest(("created_at", "thread_id"), before)
     query = sql.SQL(
-        "SELECT {} FROM threads WHERE {} AND {} ORDER BY created_at DESC, thread_id LIMIT %(limit)s"
-    ).format(_COLUMNS, sql.SQL("status = %(status)s" if status else "true"), page.where)
-    rows = await conn.execute(query, {"status": status, "limit": limit, **page.values})
+        "SELECT {} FROM threads WHERE {} AND {} AND {} ORDER BY created_at DESC, thread_id LIMIT %(limit)s"
+    ).format(
+        _COLUMNS,
+        sql.SQL("status = %(status)s" if status else "true"),
+        page.where,
+        only.where if only else sql.SQL("true"),
+    )
+    rows = await conn.execute(query, {"status": status, "limit": limit, **page.values, **(only.values if only else {})})
     return [_thread(row) for row in await rows.fetchall()]
 
 

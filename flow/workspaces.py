@@ -18,7 +18,7 @@ from psycopg import sql
 
 from flow.audit import AuditKind, door_of, record
 from flow.cipher import Cipher
-from flow.database import Connection, ring
+from flow.database import Connection, Page, ring
 from flow.errors import SettingError, UnknownWorkspace, WorkspaceClosed
 from flow.model import Person
 from flow.policy import NOBODY, Policy, parse_policy
@@ -40,6 +40,18 @@ def reaches(person: Person, workspace: str | None) -> bool:
     if person.key.startswith("slack:"):
         return person.workspace == workspace
     return person.workspace in (None, workspace)
+
+
+def reached(person: Person) -> Page:
+    """The same in SQL, of rows that have a `workspace`."""
+    if person.workspace is not None:
+        return of_workspace(person.workspace)
+    return Page(where=sql.SQL("workspace IS NULL" if person.key.startswith("slack:") else "true"), values={})
+
+
+def of_workspace(workspace: str) -> Page:
+    """Rows of this one alone."""
+    return Page(where=sql.SQL("workspace = %(workspace)s"), values={"workspace": workspace})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,12 +45,12 @@ class Answered:
 
 @contextlib.asynccontextmanager
 async def api_in_process(
-    database_url: str, *, endpoints: tuple[Endpoint, ...] = ENDPOINTS, **limits: int
+    database_url: str, *, endpoints: tuple[Endpoint, ...] = ENDPOINTS, **more: Any
 ) -> AsyncIterator[str]:
     """The URL of a bot with its API."""
     async with pool_of(database_url) as pool:
         checker = Checker()
-        runner = web.AppRunner(build_web(api=build_api(pool, endpoints, checker, **limits), checks={}), access_log=None)
+        runner = web.AppRunner(build_web(api=build_api(pool, endpoints, checker, **more), checks={}), access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         try:

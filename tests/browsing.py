@@ -18,7 +18,7 @@ from bot.groups import OwnTeam
 from bot.links import link_routes
 from bot.live import Live
 from bot.login import login_routes
-from bot.openid import Provider, slack_login_routes
+from bot.openid import Provider, WorkspaceOf, slack_login_routes
 from bot.pages import inbox_routes
 from bot.pool import pool_of
 from bot.site import Site, static_files
@@ -34,22 +34,22 @@ async def pages_in_process(
     database_url: str,
     *,
     openid: Provider | None = None,
-    own_team: frozenset[str] = frozenset(),
     groups: OwnTeam | None = None,
+    workspace_of: WorkspaceOf | None = None,
     **more: Any,
 ) -> AsyncIterator[Site]:
     """A bot with its pages, at `site.url`. `groups` is the team whose user groups it can ask for."""
     url = f"http://127.0.0.1:{free_port()}"
     live = Live()
 
-    async def team() -> frozenset[str]:
-        return own_team
+    async def team_of(_: str | None) -> OwnTeam | None:
+        return groups
 
     async with pool_of(database_url) as pool, aiohttp.ClientSession() as http:
         async with pool.connection() as conn:
             secret = await session_secret(conn)
         more.setdefault("slack_login", openid is not None)
-        site = Site(pool=pool, url=url, secret=secret, own_team=groups, **more)
+        site = Site(pool=pool, url=url, secret=secret, **{"team_of": team_of} | more)
         routes = [
             *inbox_routes(site, live),
             *login_routes(site),
@@ -57,7 +57,7 @@ async def pages_in_process(
             web.get("/static/{name}", static_files()),
         ]
         if openid is not None:
-            routes += slack_login_routes(site, openid, http, team)
+            routes += slack_login_routes(site, openid, http, workspace_of)
         runner = web.AppRunner(build_web(pages=routes, checks={}), access_log=None, shutdown_timeout=1)
         await runner.setup()
         listening = asyncio.create_task(live.run(database_url))

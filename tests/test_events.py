@@ -48,6 +48,7 @@ async def test_each_step_of_a_claim_is_an_event(conn: Connection, flows: Flows) 
     digest = await value(conn, "SELECT request_hash FROM approvals")
     assert asked == {
         "thread": "t1",
+        "workspace": None,
         "interrupt_id": interrupt_id,
         "title": None,
         "amount": "250.00",

@@ -77,7 +77,7 @@ _LOOKS: dict[str, Look] = {
     "history": lambda conn, person: find(conn, person, Search(view="history"), viewers=(), limit=11),
     "all": lambda conn, person: find(conn, person, Search(view="all"), viewers=(), limit=11),
     "groups": lambda conn, _: lists_groups(conn),
-    "away": lambda conn, person: change_direct_cards(conn, person.names),
+    "away": lambda conn, person: change_direct_cards(conn, person.names, workspace=None),
 }
 
 

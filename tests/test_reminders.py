@@ -16,7 +16,7 @@ from bot.deliver import Deliverer
 from bot.people import missing_of
 from flow.approvals import approval_of, decide
 from flow.database import Connection
-from flow.delegations import standing_in
+from flow.delegations import standing_in_for
 from flow.errors import SettingError
 from flow.hours import Hours, next_reminder
 from flow.inputs import mail_person
@@ -161,7 +161,7 @@ async def test_a_worker_reminds(conn: Connection, database_url: str, tmp_path: P
 async def waits_for(conn: Connection, interrupt_id: str) -> str:
     """Whom the reminder names."""
     approval = await approval_of(conn, interrupt_id)
-    missing = missing_of(approval, await standing_in(conn, approval.approvers), {"T01TEST"})
+    missing = missing_of(approval, await standing_in_for(conn, approval), {"T01TEST"})
     said = reminder(approval, missing, {"@finance": "S01FIN"})
     since, _, named = said.partition(" this waits for ")
     assert since.startswith("⏰ Since <!date^") and named.endswith(".")
