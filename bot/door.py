@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import aiohttp
-from psycopg import errors
 from slack_bolt.context.respond.async_respond import AsyncRespond
 from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
@@ -27,8 +26,9 @@ from bot.people import slack_person, unknown_kept, with_groups
 from bot.pool import Pool, on_pool
 from bot.views import View, in_words
 from flow import notices
+from flow.approvals import approval_for
 from flow.database import AWAY, Connection
-from flow.errors import FlowError
+from flow.errors import FlowError, UnknownApproval
 from flow.log import also_concerning
 from flow.model import Person
 
@@ -63,13 +63,17 @@ class Door:
 
     async def act(self, press: Press, work: Work[T]) -> T:
         """The work, on a connection, as whoever pressed: the one place that says who they are."""
-        person = await self.own_team.placed(person_of(press, await self.own_team.keys()))
+        person = await self.own_team.placed(await self._came(press))
         return await with_groups(
             self.own_team, person, lambda known: on_pool(self.pool, lambda conn: work(conn, known))
         )
 
+    async def _came(self, press: Press) -> Person:
+        """As the payload has them: of this door's workspace, whatever it says of their team."""
+        return person_of(press, await self.own_team.keys(), self.own_team.workspace)
+
     async def _act_kept(self, press: Press, work: Work[T]) -> T:
-        person = person_of(press, await self.own_team.keys())
+        person = await self._came(press)
         async with unknown_kept(self.pool, person, press.interrupt_id, door="slack", shown=press.request_hash):
             return await self.act(press, work)
 
@@ -151,11 +155,12 @@ class Door:
         if press.channel_id is None or press.message_ts is None:
             return
         copy = (press.channel_id, press.message_ts)
-        # For an approval that does not exist there is nothing to show, and the person was told so.
-        with contextlib.suppress(errors.ForeignKeyViolation):
+        # Of an approval that is not there, or not for here, there is nothing to show, and the person was told so.
+        with contextlib.suppress(UnknownApproval):
             async with self.pool.connection() as conn:
                 if copy in await notices.messages_of(conn, press.interrupt_id):
                     return
+                await approval_for(conn, await self._came(press), press.interrupt_id)
                 async with conn.transaction():
                     await notices.remember_message(conn, press.interrupt_id, *copy)
                     await notices.show_card(conn, press.interrupt_id)
@@ -171,7 +176,7 @@ async def answered(respond: AsyncRespond, **message: Any) -> bool:
     return bool(answer.status_code == 200)
 
 
-def person_of(press: Press, own_team: frozenset[str]) -> Person:
+def person_of(press: Press, own_team: frozenset[str], workspace: str | None = None) -> Person:
     """Who pressed."""
     return slack_person(
         user_id=press.user_id,
@@ -179,4 +184,5 @@ def person_of(press: Press, own_team: frozenset[str]) -> Person:
         team_id=press.team_id,
         enterprise_id=press.enterprise_id,
         own_team=own_team,
+        workspace=workspace,
     )

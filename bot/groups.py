@@ -64,10 +64,11 @@ class _Member:
 
 
 class OwnTeam:
-    """The team that the bot token belongs to: a bare member id in a list means a member of it."""
+    """The team that the bot token belongs to: a bare member id in a list means a member of it. `workspace` is the one,
+    of several, that has this token."""
 
-    def __init__(self, client: AsyncWebClient) -> None:
-        self._client = client
+    def __init__(self, client: AsyncWebClient, *, workspace: str | None = None) -> None:
+        self._client, self.workspace = client, workspace
         self._keys: frozenset[str] | None = None
         self._groups = _Kept(self._ask_groups)
         self._members: dict[str, _Kept[_Member | None]] = {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from bot.pool import Pool
-from flow.approvals import approval_of, record_refusal
+from flow.approvals import approval_for, record_refusal
 from flow.delegations import Delegation
 from flow.errors import FlowError, GroupsUnknown
 from flow.model import Approval, Person
@@ -32,18 +32,25 @@ class MembershipUnknown(FlowError):
 
 
 def slack_person(
-    *, user_id: str, name: str, team_id: str, enterprise_id: str | None, own_team: Collection[str]
+    *,
+    user_id: str,
+    name: str,
+    team_id: str,
+    enterprise_id: str | None,
+    own_team: Collection[str],
+    workspace: str | None = None,
 ) -> Person:
     """The member of a team. The same member id in another team is another person, whom a bare id does not name.
 
     `enterprise_id` is only the payload's word. In a shared channel it is ours, and the person may not be: it counts for
-    members of our own team alone. For others Slack's directory is asked: see `OwnTeam.placed`.
+    members of our own team alone. For others Slack's directory is asked: see `OwnTeam.placed`. `workspace` is the one,
+    of several, that they came by.
     """
     key = f"slack:{team_id}/{user_id}"
     names = {key} if team_id else set()
     if team_id in own_team:
         names |= {user_id} | ({f"slack:{enterprise_id}/{user_id}"} if enterprise_id else set())
-    return Person(key=key, name=name, names=frozenset(names))
+    return Person(key=key, name=name, names=frozenset(names), workspace=workspace)
 
 
 def member_of(person: Person) -> tuple[str, str] | None:
@@ -91,7 +98,7 @@ async def unknown_kept(
         yield
     except MembershipUnknown as exc:
         async with pool.connection() as conn, conn.transaction():
-            approval = await approval_of(conn, interrupt_id)
+            approval = await approval_for(conn, person, interrupt_id)
             await record_refusal(conn, approval, person, exc, door=door, shown=shown)
         raise
 

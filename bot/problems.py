@@ -34,6 +34,8 @@ from flow.errors import (
     UnknownApproval,
     UnknownFlow,
     UnknownThread,
+    UnknownWorkspace,
+    WorkspaceClosed,
 )
 from flow.log import concerning, new_trace_id
 
@@ -61,6 +63,8 @@ _STATUSES: dict[type[FlowError], int] = {
     EventUnknown: 410,
     LinkGone: 410,
     UnknownFlow: 422,
+    UnknownWorkspace: 422,
+    WorkspaceClosed: 422,
     NotChecked: 503,
     MembershipUnknown: 503,
 }

@@ -105,7 +105,7 @@ async def _site(
         if web:
             checker = Checker()
             stack.push_async_callback(checker.close)
-            api = build_api(pool, endpoints_of(settings), checker)
+            api = build_api(pool, endpoints_of(settings), checker, many_workspaces=settings.many_workspaces)
         own_team: OwnTeam | None = None
         if web and settings.slack_is_on:
             client = await stack.enter_async_context(slack_client(settings))

@@ -68,7 +68,6 @@ class NewThread(_Request):
         description="Who asks, such as U01ALICE, if it is not the token itself; nobody decides a request of their own.",
     )
 
-
     workspace: Workspace | None = Field(
         default=None, description="In which of several it is started, if the token is not of one."
     )

@@ -60,6 +60,10 @@ AuditKind = Literal[
     "webhook.resent",
     "webhook.forgotten",
     "policy.changed",
+    "workspace.installed",
+    "workspace.uninstalled",
+    "workspace.set_up",
+    "workspaces.rotated",
     "database.migrated",
 ]
 

@@ -34,6 +34,7 @@ from flow.errors import BadInput, NotAllowed, NothingToDecide, StaleRequest, Tam
 from flow.model import CLAIM_FLOW, Approval, Claim, Person, Thread
 from flow.policy import Policy, Tier, is_group, is_requester
 from flow.standing import Standing
+from flow.workspaces import policy_in
 
 
 async def change_amount(
@@ -222,6 +223,7 @@ async def refresh(conn: Connection, policy: Policy, thread_id: str, *, by: str) 
             if not approval.whole:
                 raise Tampered(approval.interrupt_id)
         thread = await threads.thread_of(conn, thread_id)
+        policy = await policy_in(conn, thread.workspace, policy)
         if thread.flow != CLAIM_FLOW:
             return tuple([await _refresh(conn, each, policy.tier(each.tier), by) for each in pending])
         tiers: tuple[Tier, ...] = ()

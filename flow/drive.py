@@ -20,7 +20,7 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
@@ -59,6 +59,7 @@ from flow.providers import Provider
 from flow.questions import answer_to
 from flow.run import Run
 from flow.spans import Recorder
+from flow.workspaces import policy_in
 
 # How a drive ends, unless a step failed and will be tried again.
 Outcome = Literal["locked", "waiting", "over", "stuck", "unavailable", "unfinished"]
@@ -97,9 +98,10 @@ async def drive(
 
     `locked`: somebody else drives it. `stuck`: it needs a person, for the reason in its row. `unavailable`: none of
     `flows` is the thread's. `unfinished`: it is due for the rest. Raises DriveFailed if a step failed and will be tried
-    again later. A lost connection rises as it is: nothing more can be written, and nothing needs to be. `findings` is
-    filled in for whoever counts; `spans`: whether the thread's trace says what this drive does;
-    `hide`: what takes secrets out of what models are asked and answer, if the trace keeps that.
+    again later. `policy` is for a thread of no workspace; each of several has its own. A lost connection rises as it
+    is: nothing more can be written, and nothing needs to be. `findings` is filled in for whoever counts; `spans`:
+    whether the thread's trace says what this drive does; `hide`: what takes secrets out of what models are asked and
+    answer, if the trace keeps that.
     """
     findings = findings or Findings()
     if not await threads.try_lock(conn, thread_id):
@@ -155,6 +157,7 @@ async def _drive_locked(pen: Pen, thread_id: str, flows: Flows, slice_s: float, 
     while (thread := await threads.take(conn, thread_id)) is None:
         if outcome := await _untaken(pen, thread_id):
             return outcome
+    pen = replace(pen, policy=await policy_in(conn, thread.workspace, pen.policy))
     findings.taken_over = thread.taken_over
     pen.spans.top.note(attempt=thread.attempts, taken_over=thread.taken_over or None)
     flow = flows.of(thread)

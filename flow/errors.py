@@ -41,6 +41,36 @@ class LocksUnusable(FlowError):
     """Session advisory locks do not hold through this connection, so two processes could drive one thread."""
 
 
+class TokenUnreadable(SettingError):
+    """None of TOKEN_KEYS opens the token of a workspace."""
+
+    def __init__(self, workspace: str) -> None:
+        self.workspace = workspace
+        super().__init__(
+            f"TOKEN_KEYS: no key opens the token of workspace {workspace}: put the key back that it was encrypted with,"
+            " behind the others, then `claim_flow.py workspaces rotate`; or have the app installed there again"
+        )
+
+
+class UnknownWorkspace(FlowError):
+    """The app was never installed in this workspace."""
+
+    def __init__(self, workspace: str) -> None:
+        self.workspace = workspace
+        super().__init__(
+            f"no workspace {_shown(workspace)}: see `claim_flow.py workspaces list`; the app is installed by PUBLIC_URL"
+            "/slack/install"
+        )
+
+
+class WorkspaceClosed(FlowError):
+    """Nothing is filed or posted there: the app is not installed any more, or nobody has set the workspace up."""
+
+    def __init__(self, workspace: str, why: str) -> None:
+        self.workspace = workspace
+        super().__init__(f"workspace {workspace} {why}")
+
+
 class UnknownThread(FlowError):
     """No thread has this id."""
 

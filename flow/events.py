@@ -128,9 +128,7 @@ async def page_after(
     return found, read if len(found) == limit else max(read, last)
 
 
-async def events_after(
-    conn: Connection, position: int, *, limit: int, workspace: str | None = None
-) -> list[Event]:
+async def events_after(conn: Connection, position: int, *, limit: int, workspace: str | None = None) -> list[Event]:
     """The events that became visible after this one, oldest first; after 0: from the oldest that is kept. With a
     `workspace`, those of what was started there.
 

@@ -160,7 +160,8 @@ def secrets_of(settings: Settings) -> frozenset[str]:
     for _, value in settings:
         if hasattr(value, "get_secret_value"):
             text = str(value.get_secret_value())
-            parts = [part.partition("=")[2].strip() for part in text.split(",")]
+            split = [part.strip() for part in text.split(",")]
+            parts = [*split, *(part.partition("=")[2].strip() for part in split)]
             # OTEL_EXPORTER_OTLP_HEADERS are written percent-encoded, and sent as they are meant.
             found |= {text, *parts, *map(unquote, parts)}
             password = _password(text)

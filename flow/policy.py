@@ -120,6 +120,10 @@ class OneTier:
         return (in_words(self.tier(UNNAMED)),)
 
 
+# Whatever it is asked, nobody but the command line may decide it, and nothing is paid unasked.
+NOBODY = OneTier(approvers=(), limits={})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """A tier, and the amounts that need it: those over its currency's limit, and all in a currency without one."""
@@ -242,12 +246,20 @@ def policy_of(settings: Settings) -> Policy:
 def read_policy(path: Path) -> Tiers:
     """The policy in this file. Raises SettingError."""
     try:
-        given = tomllib.loads(path.read_text(encoding="utf-8"))
-        written = _Written.model_validate(given)
-    except ValidationError as exc:
-        raise SettingError("\n".join(f"{path}: {_explained(dict(error))}" for error in exc.errors())) from exc
-    except (OSError, ValueError, RecursionError) as exc:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as exc:
         raise SettingError(f"{path} cannot be read: {exc}") from exc
+    return parse_policy(text, named=str(path))
+
+
+def parse_policy(text: str, *, named: str) -> Tiers:
+    """The policy that this text says; `named` is what errors call it. Raises SettingError."""
+    try:
+        written = _Written.model_validate(tomllib.loads(text))
+    except ValidationError as exc:
+        raise SettingError("\n".join(f"{named}: {_explained(dict(error))}" for error in exc.errors())) from exc
+    except (ValueError, RecursionError) as exc:
+        raise SettingError(f"{named} cannot be read: {exc}") from exc
     return Tiers(rules=tuple(tier.as_rule(rank) for rank, tier in enumerate(written.tiers)))
 
 

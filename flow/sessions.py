@@ -90,8 +90,7 @@ async def person_of_login_link(conn: Connection, token: str) -> Person | None:
     """Whom the link would sign in; None if it was used, is too old, or never was one. It stays as it is."""
     row = await (
         await conn.execute(
-            "SELECT person, person_name, names, workspace FROM login_links"
-            f" WHERE token_sha256 = %s AND {_OPEN}",
+            f"SELECT person, person_name, names, workspace FROM login_links WHERE token_sha256 = %s AND {_OPEN}",
             (digest_of(token),),
         )
     ).fetchone()
@@ -116,7 +115,8 @@ async def workspace_of_member(conn: Connection, team_id: str, enterprise_id: str
     the whole grid. None: of none."""
     # Ids of teams begin with a T, those of grids with an E.
     rows = await conn.execute(
-        "SELECT workspace FROM workspaces WHERE workspace = ANY(%s) AND token IS NOT NULL ORDER BY workspace DESC LIMIT 1",
+        "SELECT workspace FROM workspaces WHERE workspace = ANY(%s) AND token IS NOT NULL"
+        " ORDER BY workspace DESC LIMIT 1",
         ([team_id, enterprise_id or team_id],),
     )
     row = await rows.fetchone()

@@ -47,6 +47,9 @@ class Settings(BaseSettings):
     # Where the operators are told of threads that need them; unset: in SLACK_CHANNEL.
     slack_ops_channel: str | None = None
     slack_api_url: str = "https://slack.com/api/"
+    # Many workspaces in the place of the one of SLACK_BOT_TOKEN: what their tokens are encrypted with. The first of
+    # them encrypts, all of them open.
+    token_keys: SecretStr | None = None
 
     # The model that advises on claims. An explicit base URL wins; else OpenRouter's for its key, else OpenAI's.
     openrouter_api_key: SecretStr | None = None
@@ -149,6 +152,14 @@ class Settings(BaseSettings):
             if not all(part.isidentifier() for part in module.split(".")):
                 raise ValueError(f"{module!r} is no module: write flow.claims,myteam.refunds")
         return modules
+
+    @field_validator("token_keys")
+    @classmethod
+    def _are_keys(cls, given: SecretStr | None) -> SecretStr | None:
+        keys = _split(given.get_secret_value()) if given else []
+        if given is not None and not (keys and all(map(_is_key, keys))):
+            raise ValueError(f"write keys of 32 random bytes in URL-safe base64, separated by commas: {_MAKE_A_KEY}")
+        return given
 
     @field_validator("approvers")
     @classmethod
@@ -294,6 +305,9 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _slack_is_whole_or_off(self) -> Self:
+        if self.many_workspaces:
+            self._check_many()
+            return self
         given = {
             "SLACK_BOT_TOKEN": self.slack_bot_token,
             "SLACK_CHANNEL": self.slack_channel,
@@ -304,6 +318,31 @@ class Settings(BaseSettings):
         if 0 < len(missing) < len(given):
             raise ValueError(f"{' and '.join(missing)} not set: Slack needs them all, or none")
         return self
+
+    def _check_many(self) -> None:
+        needed = {
+            "SLACK_CLIENT_ID": self.slack_client_id,
+            "SLACK_CLIENT_SECRET": self.slack_client_secret,
+            "SLACK_SIGNING_SECRET": self.slack_signing_secret,
+            "PUBLIC_URL": self.public_url,
+        }
+        if missing := [name for name, value in needed.items() if not value]:
+            raise ValueError(f"{' and '.join(missing)} not set: many workspaces (TOKEN_KEYS) need them all")
+        of_one = {
+            "SLACK_BOT_TOKEN": self.slack_bot_token,
+            "SLACK_CHANNEL": self.slack_channel,
+            "SLACK_OPS_CHANNEL": self.slack_ops_channel,
+            "SLACK_APP_TOKEN": self.slack_app_token,
+            "APPROVERS": self.approvers,
+            "FILERS": self.filers,
+        }
+        if ambiguous := [name for name, value in of_one.items() if value]:
+            raise ValueError(
+                f"TOKEN_KEYS is for many workspaces, {' and '.join(ambiguous)} for one: unset it, and say so for each"
+                " workspace with `claim_flow.py workspaces set`"
+            )
+        if bare := [name for name in _split(self.inbox_viewers) if re.fullmatch(r"[UW][A-Z0-9]+", name)]:
+            raise ValueError(f"INBOX_VIEWERS: with many workspaces {bare[0]} is nobody: write slack:T01TEAM/{bare[0]}")
 
     @model_validator(mode="after")
     def _pages_are_whole(self) -> Self:
@@ -324,7 +363,16 @@ class Settings(BaseSettings):
 
     @property
     def slack_is_on(self) -> bool:
-        return self.slack_bot_token is not None
+        return self.slack_bot_token is not None or self.many_workspaces
+
+    @property
+    def many_workspaces(self) -> bool:
+        """Whether each workspace has a bot token of its own, in the database; else there is one, in these settings."""
+        return self.token_keys is not None
+
+    @property
+    def token_key_list(self) -> list[str]:
+        return _split(self.token_keys.get_secret_value() if self.token_keys else "")
 
     @property
     def webhook_secret_lists(self) -> dict[str, list[str]]:
@@ -418,6 +466,8 @@ class Settings(BaseSettings):
     def viewer_names(self) -> frozenset[str]:
         return frozenset(map(_lowered, _split(self.inbox_viewers)))
 
+
+_MAKE_A_KEY = "python -c 'import base64, os; print(base64.urlsafe_b64encode(os.urandom(32)).decode())'"
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -521,6 +571,11 @@ def _is_url(text: str) -> bool:
         ) and not re.search(r"[\x00-\x20\x7f]", text)
     except ValueError:
         return False
+
+
+def _is_key(text: str) -> bool:
+    """Whether it is a key of Fernet's: https://github.com/fernet/spec/blob/master/Spec.md"""
+    return re.fullmatch(r"[A-Za-z0-9_-]{43}=", text) is not None
 
 
 def _is_long_base64(text: str) -> bool:

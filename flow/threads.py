@@ -20,7 +20,7 @@ from flow.errors import FlowError, ThreadExists, UnknownThread
 from flow.model import CLAIM_FLOW, OVER, Claim, Person, Thread, flow_key
 from flow.spans import NONE, WRITTEN
 from flow.text import digest
-from flow.workspaces import reaches
+from flow.workspaces import check_open, reaches
 
 # With the back-off below the last of them is about two hours after the first.
 MAX_ATTEMPTS = 20
@@ -52,14 +52,16 @@ async def insert_thread(
 
     `filed_by`: the key of whoever files it for the one who asks; None: that is the caller's own code, in Python.
     `traceparent`: the caller's trace context (`spans.parse_traceparent`), which the thread's trace goes on.
-    `workspace`: in which of several it is started; there has to be such a one (`workspaces.workspace_of`).
-    Raises ThreadExists if the id was used with another flow, input or workspace.
+    `workspace`: in which of several it is started. Raises ThreadExists if the id was used with another flow, input or
+    workspace; UnknownWorkspace, or WorkspaceClosed where nothing is filed.
     """
     query = sql.SQL(
         "INSERT INTO threads (thread_id, flow, flow_version, input, requested_by, traceparent, workspace)"
         " VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT (thread_id) DO NOTHING RETURNING {}"
     ).format(_COLUMNS)
     async with conn.transaction():
+        if workspace is not None:
+            await check_open(conn, workspace)
         values = (thread_id, flow, flow_version, Jsonb(input), requested_by, traceparent, workspace)
         inserted = await conn.execute(query, values)
         if row := await inserted.fetchone():

@@ -2,14 +2,33 @@
 
 Whatever is started in one is posted, decided and seen there alone. With one token, in the settings, there are none:
 every `workspace` is None then, and nothing here is asked for.
+
+Slack's word makes a row (`installed`) and takes its token (`uninstalled`); what is decided there by whom is an
+operator's (`set_up`). Until then nothing is filed or paid there. A row stays, with what was set up, for a next time.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
 from psycopg import sql
 
-from flow.database import Page
+from flow.audit import AuditKind, door_of, record
+from flow.cipher import Cipher
+from flow.database import Connection, Page, ring
+from flow.errors import BadInput, SettingError, UnknownWorkspace, WorkspaceClosed
 from flow.model import Person
+from flow.policy import NOBODY, Policy, parse_policy
+from flow.text import digest
+
+log = logging.getLogger(__name__)
+
+_COLUMNS = sql.SQL(
+    "workspace, name, token, installed_by, installed_at, uninstalled_at, channel, ops_channel, policy, filers"
+)
 
 
 def reaches(person: Person, workspace: str | None) -> bool:
@@ -33,3 +52,207 @@ def reached(person: Person) -> Page:
 def of_workspace(workspace: str) -> Page:
     """Rows of this one alone."""
     return Page(where=sql.SQL("workspace = %(workspace)s"), values={"workspace": workspace})
+
+
+def workspace_meant(workspace: str | None, *, many: bool) -> str | None:
+    """The one of several that somebody names; None where there is one, in the settings.
+
+    Raises BadInput unless it is named where there are many, and only there.
+    """
+    if not many:
+        if workspace is not None:
+            raise BadInput("workspace", workspace, "there is one here, that of SLACK_BOT_TOKEN: leave it out")
+        return None
+    if workspace is None:
+        raise BadInput("workspace", "", "there are many here: say which, as `claim_flow.py workspaces list` has them")
+    return workspace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workspace:
+    """A workspace, or a whole Enterprise Grid, that the app was installed in.
+
+    `token` is encrypted (see flow.cipher), and None once the app is not installed there any more.
+    """
+
+    workspace: str
+    name: str
+    token: str | None = field(repr=False)
+    installed_by: str
+    installed_at: datetime
+    uninstalled_at: datetime | None
+    channel: str | None
+    ops_channel: str | None
+    policy: str | None
+    filers: str
+
+    @property
+    def is_installed(self) -> bool:
+        return self.token is not None
+
+    @property
+    def is_grid(self) -> bool:
+        """Whether it is installed in a whole Enterprise Grid."""
+        return self.workspace.startswith("E")
+
+    @property
+    def named(self) -> str:
+        """What errors of its policy call that."""
+        return f"the policy of {self.workspace}"
+
+
+async def workspace_of(conn: Connection, workspace: str) -> Workspace:
+    """The workspace with this id. Raises UnknownWorkspace."""
+    query = sql.SQL("SELECT {} FROM workspaces WHERE workspace = %s").format(_COLUMNS)
+    row = await (await conn.execute(query, (workspace,))).fetchone()
+    if row is None:
+        raise UnknownWorkspace(workspace)
+    return Workspace(**row)
+
+
+async def workspace_of_thread(conn: Connection, thread_id: str) -> Workspace | None:
+    """The one that the thread was started in; None for a thread of none."""
+    columns = sql.SQL(", ").join([sql.SQL("w.") + sql.Identifier(each) for each in Workspace.__dataclass_fields__])
+    query = sql.SQL("SELECT {} FROM threads t JOIN workspaces w USING (workspace) WHERE t.thread_id = %s")
+    row = await (await conn.execute(query.format(columns), (thread_id,))).fetchone()
+    return Workspace(**row) if row else None
+
+
+async def workspaces(conn: Connection) -> Sequence[Workspace]:
+    """All that the app was ever installed in."""
+    rows = await conn.execute(sql.SQL("SELECT {} FROM workspaces ORDER BY workspace").format(_COLUMNS))
+    return [Workspace(**row) for row in await rows.fetchall()]
+
+
+async def check_open(conn: Connection, workspace: str) -> None:
+    """Pass if something may be filed there. Raises UnknownWorkspace, WorkspaceClosed."""
+    row = await workspace_of(conn, workspace)
+    if not row.is_installed:
+        raise WorkspaceClosed(workspace, "has uninstalled the app: nothing is filed there until it is installed again")
+    if row.policy is None:
+        raise WorkspaceClosed(
+            workspace,
+            "is not set up yet, so nothing is filed there: whoever runs this says who approves what with"
+            f" `claim_flow.py workspaces set {workspace} --policy FILE`",
+        )
+
+
+async def policy_in(conn: Connection, workspace: str | None, otherwise: Policy) -> Policy:
+    """Who must approve what there; `otherwise` for what is of no workspace.
+
+    Where nobody has said so, or it cannot be read, nobody may decide, and nothing is paid unasked.
+    """
+    if workspace is None:
+        return otherwise
+    row = await workspace_of(conn, workspace)
+    if row.policy is None:
+        return NOBODY
+    try:
+        return parse_policy(row.policy, named=row.named)
+    except SettingError as exc:
+        log.error("nobody is asked in workspace %s: %s", workspace, exc)  # noqa: TRY400 (no bug of ours)
+        return NOBODY
+
+
+async def installed(conn: Connection, workspace: str, *, name: str, token: str, by: str) -> Workspace:
+    """Keep the token, which is encrypted, and whatever was set up there before. In a transaction of its own."""
+    async with conn.transaction():
+        await conn.execute(
+            "INSERT INTO workspaces (workspace, name, token, installed_by) VALUES (%s, %s, %s, %s)"
+            " ON CONFLICT (workspace) DO UPDATE SET name = EXCLUDED.name, token = EXCLUDED.token,"
+            " installed_by = EXCLUDED.installed_by, installed_at = clock_timestamp(), uninstalled_at = NULL",
+            (workspace, name, token, by),
+        )
+        await _tell_what_was_refused(conn, workspace)
+        await _record(conn, "workspace.installed", workspace, by=by, name=name)
+        return await workspace_of(conn, workspace)
+
+
+async def uninstalled(conn: Connection, row: Workspace, *, by: str) -> bool:
+    """Drop the token of this installation, and of no later one; whether it was there. In a transaction of its own."""
+    async with conn.transaction():
+        dropped = await conn.execute(
+            "UPDATE workspaces SET token = NULL, uninstalled_at = clock_timestamp()"
+            " WHERE workspace = %s AND installed_at = %s AND token IS NOT NULL",
+            (row.workspace, row.installed_at),
+        )
+        if dropped.rowcount:
+            await _record(conn, "workspace.uninstalled", row.workspace, by=by)
+        return bool(dropped.rowcount)
+
+
+async def set_up(
+    conn: Connection,
+    workspace: str,
+    *,
+    by: str,
+    channel: str | None = None,
+    ops_channel: str | None = None,
+    policy: str | None = None,
+    filers: str | None = None,
+) -> Workspace:
+    """Say what is to be there, in a transaction of its own; None leaves it as it is, an empty text unsets it.
+
+    What was refused for want of a channel is due again. Raises UnknownWorkspace, and SettingError for a policy that
+    says nothing.
+    """
+
+    def said(text: str | None, before: str | None) -> str | None:
+        return before if text is None else text or None
+
+    async with conn.transaction():
+        row = await workspace_of(conn, workspace)
+        new = replace(
+            row,
+            channel=said(channel, row.channel),
+            ops_channel=said(ops_channel, row.ops_channel),
+            policy=said(policy, row.policy),
+            filers=row.filers if filers is None else filers,
+        )
+        words = parse_policy(new.policy, named=new.named).words if new.policy is not None else ()
+        await conn.execute(
+            "UPDATE workspaces SET channel = %s, ops_channel = %s, policy = %s, filers = %s WHERE workspace = %s",
+            (new.channel, new.ops_channel, new.policy, new.filers, workspace),
+        )
+        await _tell_what_was_refused(conn, workspace)
+        data = {"channel": new.channel, "ops_channel": new.ops_channel, "filers": new.filers, "tiers": list(words)}
+        sha256 = None if new.policy is None else digest(new.policy)
+        await _record(conn, "workspace.set_up", workspace, by=by, sha256=sha256, **data)
+        return new
+
+
+async def rotate(conn: Connection, cipher: Cipher, *, by: str) -> int:
+    """Encrypt every token anew, with the first key, in a transaction of its own; how many. Raises TokenUnreadable."""
+    async with conn.transaction():
+        rows = await conn.execute("SELECT workspace, token FROM workspaces WHERE token IS NOT NULL FOR UPDATE")
+        found = await rows.fetchall()
+        for row in found:
+            name = row["workspace"]
+            encrypted = cipher.encrypt(name, cipher.decrypt(name, row["token"]))
+            await conn.execute("UPDATE workspaces SET token = %s WHERE workspace = %s", (encrypted, name))
+        await record(conn, "workspaces.rotated", who=by, door=door_of(by), data={"count": len(found)})
+        return len(found)
+
+
+async def use_state(conn: Connection, sha256: bytes, *, good_for_s: float) -> bool:
+    """Spend the state of an installation, in a transaction of its own. False if it was spent before."""
+    async with conn.transaction():
+        await conn.execute(
+            "DELETE FROM install_states WHERE used_at < clock_timestamp() - %s * interval '1 second'", (good_for_s,)
+        )
+        spent = await conn.execute("INSERT INTO install_states (sha256) VALUES (%s) ON CONFLICT DO NOTHING", (sha256,))
+        return spent.rowcount == 1
+
+
+async def _tell_what_was_refused(conn: Connection, workspace: str) -> None:
+    """What could not be posted there is due again: what was missing may be there now."""
+    await conn.execute(
+        "UPDATE notices n SET status = 'pending', due_at = clock_timestamp() WHERE status = 'failed'"
+        " AND EXISTS (SELECT FROM threads t WHERE t.thread_id = n.thread_id AND t.workspace = %s)",
+        (workspace,),
+    )
+    await ring(conn)
+
+
+async def _record(conn: Connection, kind: AuditKind, workspace: str, *, by: str, **data: object) -> None:
+    await record(conn, kind, who=by, door=door_of(by), data={"workspace": workspace, **data})
