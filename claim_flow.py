@@ -574,9 +574,7 @@ def login(who: str, workspace: str | None) -> None:
 @click.option("--back", is_flag=True, help="They are back: nobody decides for them any more.")
 @_workspace
 @_json
-def away(
-    who: str | None, to: str | None, until: str | None, back: bool, workspace: str | None, as_json: bool
-) -> None:
+def away(who: str | None, to: str | None, until: str | None, back: bool, workspace: str | None, as_json: bool) -> None:
     """Let somebody decide for a person who is away; without options, list who is."""
     from datetime import UTC, datetime
 
@@ -1048,9 +1046,7 @@ async def _named_workspace(settings: Settings, conn: Connection, workspace: str 
     return named
 
 
-async def _person_named(
-    settings: Settings, conn: Connection, who: str, user: str, workspace: str | None
-) -> Person:
+async def _person_named(settings: Settings, conn: Connection, who: str, user: str, workspace: str | None) -> Person:
     """The person of a session; the one who types here is nobody special on the web.
 
     A member of Slack is of a workspace, where there are many; whoever else is named is of one only if that is said.

@@ -1,8 +1,7 @@
-"""Notices to Slack: posts cards, keeps every copy of them true, says the outcome below; and alarms for the operators.
+"""The delivery of notices to Slack: which is due, where it belongs, and what becomes of it.
 
-Slack has no idempotency key, so the SDK's retries are off: after a result that leaves it open whether Slack acted, the
-channel's history is searched for the interrupt id in the message's metadata before the one re-send. An update is always
-rendered from the rows, never from what was posted, so doing it twice is harmless.
+Slack has no idempotency key, so the SDK's retries are off, and each result is recorded: sent, later, or failed for
+good. With many workspaces each has an outlet of its own, and none waits for another that Slack wants to be quiet.
 """
 
 from __future__ import annotations
@@ -11,84 +10,68 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
+from typing import Protocol, TypeVar
 
 import aiohttp
 from slack_sdk.errors import SlackApiError
-from slack_sdk.web.async_client import AsyncWebClient
 
-from bot import blocks
-from bot.places import PlaceRefused, Places, Refusals, concerns, is_direct, is_served
-from bot.slack_api import FIXES, RATE_LIMITS, SEE_ERROR, is_refusal, read_error, slack_client
+from bot.outlet import LeaseLost, Outlet
+from bot.places import PlaceRefused
+from bot.slack_api import RATE_LIMITS, fix_of, is_refusal, read_error, slack_client
 from flow import notices
-from flow.advice import advice_of
 from flow.aio import to_its_end
-from flow.approvals import approval_of
 from flow.database import AWAY, Connection, Lock, connect, wakes
-from flow.delegations import standing_in_for
+from flow.errors import TokenUnreadable, WorkspaceClosed
 from flow.log import concerning
-from flow.model import Approval, Notice, Payment, Thread
-from flow.payments import payments_of
+from flow.model import Notice
 from flow.settings import Settings
 from flow.spans import Recorder, recorded_by
-from flow.threads import thread_of
 
 log = logging.getLogger(__name__)
 
-# Slack allows one message a second in a channel: https://api.slack.com/apis/rate-limits
-_BETWEEN_POSTS_S = 1.0
+K = TypeVar("K")
+
 _LONGEST_WAIT_S = 30.0
-# Slack's clock gives a message its ts, the database's says when it was asked for: they need not agree.
-_CLOCKS_APART_S = 300.0
-# An attempt to post an alarm that is older than this is not looked for: the channel may be a busy one.
-_LONGEST_DOUBT = timedelta(days=1)
-_EVENTS = {
-    "card": "approval_requested",
-    "reply": "approval_outcome",
-    "reminder": "approval_reminder",
-    "alarm": "thread_alarm",
-}
 
 
-class LeaseLost(Exception):
-    """Somebody else may be delivering this notice."""
+class Outlets(Protocol):
+    """Where notices go out: `bot.outlet.Outlet`, where there is one, or `bot.workspaces.ManyOutlets`."""
+
+    async def of(self, conn: Connection, notice: Notice) -> Outlet:
+        """That of a notice. Raises WorkspaceClosed if it has none, and TokenUnreadable."""
 
 
 class Deliverer:
     """Delivers on whatever connection it is given; any number of them may run side by side."""
 
-    def __init__(
-        self,
-        client: AsyncWebClient,
-        channel: str,
-        *,
-        ops_channel: str | None = None,
-        public_url: str | None = None,
-        spans: bool = True,
-    ) -> None:
-        self._client, self._channel, self._ops_channel = client, channel, ops_channel or channel
-        self._places = Places(client, channel)
-        self._public_url, self._spans = public_url, spans
-        self._last_post: dict[str, float] = {}
-        # The loop's time until which Slack has asked us to be quiet.
-        self._not_before = 0.0
+    def __init__(self, outlets: Outlets, *, spans: bool = True) -> None:
+        self._outlets, self._spans = outlets, spans
+        # By workspace (None: the one that there is) the loop's time until which Slack has asked us to be quiet, and
+        # until which it takes no more messages in a channel.
+        self._quiet_until: dict[str | None, float] = {}
+        self._rests_until: dict[str, float] = {}
         # Whether the last look at the database succeeded; part of readiness.
         self.connected = False
 
     @classmethod
     @contextlib.asynccontextmanager
     async def of(cls, settings: Settings) -> AsyncIterator[Deliverer]:
+        if settings.many_workspaces:
+            from bot.workspaces import ManyOutlets
+
+            async with ManyOutlets.of_settings(settings) as outlets:
+                yield cls(outlets, spans=settings.spans)
+            return
         assert settings.slack_channel is not None
         async with slack_client(settings) as client:
-            yield cls(
+            outlet = Outlet(
                 client,
                 settings.slack_channel,
                 ops_channel=settings.slack_ops_channel,
                 public_url=settings.public_url,
-                spans=settings.spans,
             )
+            yield cls(outlet, spans=settings.spans)
 
     async def run(self, url: str) -> None:
         """Deliver whenever something is due, until cancelled."""
@@ -132,18 +115,22 @@ class Deliverer:
     async def _sweep_lane(self, conn: Connection, lane: notices.Lane, deadline: float = math.inf) -> tuple[int, int]:
         clock = asyncio.get_running_loop().time
         sent = failed = 0
-        # Told to wait, we wait with everything, not with one message only.
-        while self._not_before <= clock() < deadline:
+        # Told to wait, we wait with everything of that workspace, not with one message only.
+        while None not in (quiet := _still(self._quiet_until)) and clock() < deadline:
             # One that is cut off would keep its lease, and nobody would go on.
-            delivered = await to_its_end(self._deliver_next(conn, lane))
+            delivered = await to_its_end(self._deliver_next(conn, lane, {key for key in quiet if key is not None}))
             if delivered is None:
                 break
             sent, failed = sent + delivered, failed + (not delivered)
         return sent, failed
 
-    async def _deliver_next(self, conn: Connection, lane: notices.Lane) -> bool | None:
+    async def _deliver_next(self, conn: Connection, lane: notices.Lane, quiet: set[str]) -> bool | None:
         """Whether the notice that is due was sent; None if none is due."""
-        notice = await notices.lease(conn, lane)
+        # Whose channel takes no message at this moment lets others go first.
+        resting = _still(self._rests_until)
+        notice = await notices.lease(conn, lane, but=quiet | resting)
+        if notice is None and resting - quiet:
+            notice = await notices.lease(conn, lane, but=quiet)
         if notice is None:
             return None
         with concerning(thread=notice.thread_id, interrupt=notice.interrupt_id):
@@ -152,8 +139,23 @@ class Deliverer:
     async def _deliver(self, conn: Connection, notice: Notice) -> bool:
         recorder = Recorder(f"deliver {notice.kind}", on=self._spans, attempt=notice.attempt)
         try:
+            outlet = await self._outlets.of(conn, notice)
+        except WorkspaceClosed as exc:
+            log.warning("thread %s: its %s cannot be posted: %s", notice.thread_id, notice.kind, exc)
+            await notices.mark_failed(conn, notice, str(exc))
+            return False
+        except TokenUnreadable as exc:
+            # Another process may have the key.
+            log.error("thread %s: %s", notice.thread_id, exc)  # noqa: TRY400 (no bug of ours)
+            await notices.mark_later(conn, notice, wait_s=_LONGEST_WAIT_S, error=str(exc), ambiguous=False)
+            return False
+        with concerning(workspace=outlet.workspace):
+            return await self._deliver_to(outlet, conn, notice, recorder)
+
+    async def _deliver_to(self, outlet: Outlet, conn: Connection, notice: Notice, recorder: Recorder) -> bool:
+        try:
             with recorded_by(recorder):
-                told = await self._tell(conn, notice)
+                told = await outlet.tell(conn, notice)
             if not told:
                 # Nobody was asked anything: there is nothing to trace.
                 await notices.mark_later(conn, notice, wait_s=1, error="its card is not posted yet", ambiguous=False)
@@ -163,9 +165,9 @@ class Deliverer:
             log.warning("thread %s: its %s was left to another deliverer", notice.thread_id, notice.kind)
             return True
         except SlackApiError as exc:
-            await self._refused(conn, notice, recorder, exc)
+            await self._refused(outlet, conn, notice, recorder, exc)
         except PlaceRefused as exc:
-            await self._refused(conn, notice, recorder, exc.cause, exc.place)
+            await self._refused(outlet, conn, notice, recorder, exc.cause, place=exc.place)
         except (ArithmeticError, KeyError, TypeError, ValueError) as exc:
             # A request that we cannot show, or an answer that we cannot read, must not keep the others waiting.
             log.exception("thread %s: its %s cannot be shown", notice.thread_id, notice.kind)
@@ -182,26 +184,26 @@ class Deliverer:
         else:
             await notices.mark_sent(conn, notice, spans=recorder.rows())
             return True
+        finally:
+            if outlet.workspace is not None:
+                self._rests_until[outlet.workspace] = outlet.rests_until
         return False
 
-    async def _tell(self, conn: Connection, notice: Notice) -> bool:
-        """Tell the outside. False if it is too early for that."""
-        if notice.kind == "card":
-            await self._show(conn, notice)
-        elif notice.kind == "alarm":
-            await self._alarm(conn, notice)
-        else:
-            return await self._say(conn, notice)
-        return True
-
     async def _refused(
-        self, conn: Connection, notice: Notice, recorder: Recorder, exc: SlackApiError, place: str | None = None
+        self,
+        outlet: Outlet,
+        conn: Connection,
+        notice: Notice,
+        recorder: Recorder,
+        exc: SlackApiError,
+        *,
+        place: str | None = None,
     ) -> None:
         status, error, retry_after_s = read_error(exc)
         spans = recorder.rows(error=exc)
         if status == 429 or error in RATE_LIMITS:
             wait_s = retry_after_s or _wait_s(notice)
-            self._not_before = asyncio.get_running_loop().time() + wait_s
+            self._quiet_until[outlet.workspace] = asyncio.get_running_loop().time() + wait_s
             await notices.mark_later(conn, notice, wait_s=wait_s, error="rate limited", ambiguous=False, spans=spans)
         elif not is_refusal(exc):
             log.warning("thread %s: Slack failed (%s %s)", notice.thread_id, status, error)
@@ -214,231 +216,18 @@ class Deliverer:
                 spans=spans,
             )
         else:
-            fix = FIXES.get(error, SEE_ERROR)
-            if place not in (None, self._channel):
-                fix = f"{fix.replace('SLACK_CHANNEL', 'the channel')} ({place})"
+            fix = fix_of(error, outlet.workspace)
+            if place not in (None, outlet.channel):
+                fix = f"{fix_of(error, outlet.workspace, channel='the channel')} ({place})"
             log.error("thread %s: Slack refused its %s (%s): %s", notice.thread_id, notice.kind, error, fix)
             await notices.mark_failed(conn, notice, f"{error}: {fix}", spans=spans)
-
-    async def _show(self, conn: Connection, notice: Notice) -> None:
-        """Make every copy of the card show what the rows say now; post those that are missing while it is pending.
-
-        A place that Slack refuses does not keep the others from it; the refusal rises at the end.
-        """
-        approval, thread, payment = await _facts(conn, notice)
-        approval = await self._places.shown(approval)
-        advice = (await advice_of(conn, [thread.thread_id])).get(thread.thread_id)
-        text, shown = blocks.card(approval, thread, payment, advice, public_url=self._public_url)
-        copies, refusals = await notices.copies_of(conn, approval.interrupt_id), Refusals()
-        copies = await self._update(conn, notice, copies, refusals, text=text, blocks=shown)
-        # Nobody is shown anew what is settled, nor where somebody has put in a place past us; what was perhaps shown is
-        # looked for.
-        if approval.is_open or notice.ambiguous:
-            stood_in = await standing_in_for(conn, approval) if approval.post_to != "channel" else []
-            for place in await self._places.of(approval, stood_in):
-                with refusals.of(place or self._channel):
-                    copies += await self._fill(conn, notice, approval, place, copies, text=text, blocks=shown)
-            if not copies and approval.post_to == "direct":
-                # Nobody can be reached by a direct message.
-                place = approval.channel or notices.OWN_CHANNEL
-                with refusals.of(place or self._channel):
-                    await self._fill(conn, notice, approval, place, copies, text=text, blocks=shown)
-        refusals.raise_first()
-
-    async def _fill(
-        self,
-        conn: Connection,
-        notice: Notice,
-        approval: Approval,
-        place: str,
-        copies: Sequence[notices.Copy],
-        **message: Any,
-    ) -> list[notices.Copy]:
-        """The copies at a place that seems to have none: those that an earlier attempt posted without hearing of it,
-        now true; else a new one, if the request is open."""
-        if not self._places.is_open(place):
-            await _hold(conn, notice)
-        try:
-            channel = await self._places.opened(place)
-        except SlackApiError as exc:
-            if approval.is_open or not is_refusal(exc):
-                raise
-            # Nothing of ours can be where nothing can be said.
-            return []
-        if is_served(place, channel, copies):
-            return []
-        if notice.ambiguous and (found := await self._find(channel, notice, since=approval.requested_at)):
-            for at in found:
-                await notices.remember_message(conn, approval.interrupt_id, *at, place=place)
-                await self._client.chat_update(channel=at[0], ts=at[1], **message)
-            return [notices.Copy(channel=at[0], ts=at[1], place=place) for at in found]
-        if not approval.is_open:
-            return []
-        at = await self._post(conn, notice, channel, **message)
-        await notices.remember_message(conn, approval.interrupt_id, *at, place=place)
-        return [notices.Copy(channel=at[0], ts=at[1], place=place)]
-
-    async def _update(
-        self, conn: Connection, notice: Notice, copies: Sequence[notices.Copy], refusals: Refusals, **message: Any
-    ) -> list[notices.Copy]:
-        """Update every copy, and return those that are still there: one that was deleted is forgotten."""
-        left = []
-        for number, copy in enumerate(copies):
-            if number:
-                await _hold(conn, notice)
-            with refusals.of(copy.channel):
-                try:
-                    await self._client.chat_update(channel=copy.channel, ts=copy.ts, **message)
-                except SlackApiError as exc:
-                    if read_error(exc)[1] != "message_not_found":
-                        # It stands there, although it cannot be changed.
-                        left.append(copy)
-                        raise
-                    await notices.forget_message(conn, copy.channel, copy.ts)
-                else:
-                    left.append(copy)
-        return left
-
-    async def _say(self, conn: Connection, notice: Notice) -> bool:
-        """Say the outcome below each copy of the card, and to whoever asked if they can read it nowhere; or a reminder
-        below those that concern somebody whose vote is missing. False if the card is still to be posted."""
-        approval, thread, payment = await _facts(conn, notice)
-        approval = await self._places.shown(approval)
-        if notice.kind == "reminder" and not approval.is_open:
-            return True
-        copies, refusals = await notices.copies_of(conn, approval.interrupt_id), Refusals()
-        if not copies and await notices.card_status(conn, approval.interrupt_id) in ("pending", "sending"):
-            return False
-        # An earlier attempt may have reached a copy, and failed at the next; of a reminder that does no harm.
-        if notice.kind == "reminder":
-            doubt = notice.ambiguous
-            missing, group_ids = await self._places.missing(approval, await standing_in_for(conn, approval))
-            text = blocks.reminder(approval, missing, group_ids)
-            below = [copy for copy in copies if concerns(copy, missing)]
-        else:
-            doubt, text, below = notice.attempt > 1, blocks.reply(approval, thread, payment), copies
-        for copy in below:
-            with refusals.of(copy.channel):
-                if not (doubt and await self._has_reply(copy.channel, copy.ts, notice)):
-                    await self._post(conn, notice, copy.channel, thread_ts=copy.ts, text=text)
-        if notice.kind == "reply":
-            await self._tell_requester(conn, notice, approval, copies, blocks.told_outcome(approval, thread, payment))
-        refusals.raise_first()
-        return True
-
-    async def _tell_requester(
-        self, conn: Connection, notice: Notice, approval: Approval, copies: Sequence[notices.Copy], text: str
-    ) -> None:
-        """Tell the outcome to whoever asked, where all copies are in conversations, and none of those is theirs."""
-        requester = await self._places.requester_of(approval)
-        if approval.post_to != "direct" or requester is None or not all(is_direct(copy.channel) for copy in copies):
-            return
-        await _hold(conn, notice)
-        try:
-            channel = await self._places.opened(requester)
-            if any(copy.channel == channel for copy in copies):
-                return
-            if notice.attempt > 1 and await self._find(channel, notice, since=approval.requested_at):
-                return
-            await self._post(conn, notice, channel, text=text)
-        except SlackApiError as exc:
-            if not is_refusal(exc):
-                raise
-            # Whoever cannot be sent a message has left, or wants none: nothing that an operator could mend.
-            log.warning("thread %s: %s was not told the outcome: %s", notice.thread_id, requester, read_error(exc)[1])
-
-    async def _alarm(self, conn: Connection, notice: Notice) -> None:
-        """Tell the operators that the thread needs them, and why."""
-        thread = await thread_of(conn, notice.thread_id)
-        since = max(thread.created_at, datetime.now(UTC) - _LONGEST_DOUBT)
-        text = blocks.alarm(thread, await notices.failures_of(conn, notice.thread_id))
-        if text is None:
-            # It needs nobody any more.
-            return
-        # Whatever the operators' channel has against it: somebody must hear.
-        for channel in (self._ops_channel, self._channel):
-            try:
-                if not (notice.ambiguous and await self._find(channel, notice, since=since)):
-                    await self._post(conn, notice, channel, text=text)
-            except SlackApiError as exc:
-                if channel == self._channel or not is_refusal(exc):
-                    raise
-                error = read_error(exc)[1]
-                fix = FIXES.get(error, SEE_ERROR).replace("SLACK_CHANNEL", "SLACK_OPS_CHANNEL")
-                log.error("SLACK_OPS_CHANNEL takes no alarms (%s): %s", error, fix)  # noqa: TRY400 (no bug of ours)
-            else:
-                return
-
-    async def _post(self, conn: Connection, notice: Notice, channel: str, **message: Any) -> tuple[str, str]:
-        """Post, and return the channel (an id, also where a name or a member was given) and the ts.
-
-        Raises LeaseLost if we stood still for so long that somebody else may have posted it.
-        """
-        loop = asyncio.get_running_loop()
-        wait_s = max(0.0, self._last_post.get(channel, 0.0) + _BETWEEN_POSTS_S - loop.time())
-        # Taken at once: another lane may post there, too.
-        self._last_post[channel] = loop.time() + wait_s
-        await asyncio.sleep(wait_s)
-        await _hold(conn, notice)
-        answer = await self._client.chat_postMessage(
-            channel=channel,
-            metadata=_metadata(notice),
-            unfurl_links=False,
-            unfurl_media=False,
-            link_names=False,
-            **message,
-        )
-        return str(answer["channel"]), str(answer["ts"])
-
-    async def _find(self, channel: str, notice: Notice, *, since: datetime) -> list[tuple[str, str]]:
-        """The messages in the channel that are about this notice."""
-        pages = await self._client.conversations_history(
-            channel=channel,
-            oldest=str(since.timestamp() - _CLOCKS_APART_S),
-            include_all_metadata=True,
-            limit=200,
-        )
-        return [
-            (channel, str(message["ts"]))
-            async for page in pages
-            for message in page["messages"]
-            if _is_about(message, notice)
-        ]
-
-    async def _has_reply(self, channel: str, ts: str, notice: Notice) -> bool:
-        pages = await self._client.conversations_replies(channel=channel, ts=ts, include_all_metadata=True, limit=200)
-        return any([_is_about(each, notice) async for page in pages for each in page["messages"]])
-
-
-async def _hold(conn: Connection, notice: Notice) -> None:
-    """Begin the lease anew: many places take longer than one lasts. Raises LeaseLost."""
-    if not await notices.renew(conn, notice):
-        raise LeaseLost
-
-
-async def _facts(conn: Connection, notice: Notice) -> tuple[Approval, Thread, Payment | None]:
-    """Read after the lease was committed, so at least as new as `notice.version`."""
-    assert notice.interrupt_id is not None
-    approval = await approval_of(conn, notice.interrupt_id)
-    thread = await thread_of(conn, notice.thread_id)
-    return approval, thread, (await payments_of(conn, [notice.thread_id])).get(notice.thread_id)
-
-
-def _metadata(notice: Notice) -> dict[str, Any]:
-    """Format: https://api.slack.com/metadata/using"""
-    # A card is the same one in each version; a later outcome, or alarm, is another message.
-    version = 1 if notice.kind == "card" else notice.version
-    payload: dict[str, Any] = {"thread_id": notice.thread_id, "version": version}
-    if notice.interrupt_id is not None:
-        payload["interrupt_id"] = notice.interrupt_id
-    return {"event_type": _EVENTS[notice.kind], "event_payload": payload}
-
-
-def _is_about(message: dict[str, Any], notice: Notice) -> bool:
-    """Whether we posted this message for this notice."""
-    ours, metadata = _metadata(notice), message.get("metadata") or {}
-    return all(metadata.get(name) == value for name, value in ours.items())
 
 
 def _wait_s(notice: Notice) -> float:
     return min(_LONGEST_WAIT_S, float(2 ** min(notice.attempt, 5)))
+
+
+def _still(until: Mapping[K, float]) -> set[K]:
+    """Those whose time is not over."""
+    now = asyncio.get_running_loop().time()
+    return {key for key, at in until.items() if at > now}

@@ -73,6 +73,8 @@ class Audience:
     viewers: frozenset[str] = frozenset()
     filers: frozenset[str] = frozenset()
     names_groups: bool = False
+    # Why nothing is filed at all, if it is not.
+    closed: str = ""
 
 
 class Desk:
@@ -81,7 +83,7 @@ class Desk:
     def __init__(self, door: Door, audience: Audience) -> None:
         self._door, self._audience = door, audience
         self._client, self._pool, self._own_team, self._spawn = door.client, door.pool, door.own_team, door.spawn
-        self._filers = Filers(own_team=door.own_team, names=audience.filers)
+        self._filers = Filers(own_team=door.own_team, names=audience.filers, closed=audience.closed)
         # Whoever holds a person's lock shows their Home: what is shown last is what was looked up last.
         self._homes: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 

@@ -26,9 +26,13 @@ class Filers:
 
     own_team: OwnTeam
     names: Collection[str] = ()
+    # Why nobody may, if nobody may.
+    closed: str = ""
 
     async def check(self, person: Person) -> None:
         """Raises MayNotFile, or MembershipUnknown if Slack does not say who it is."""
+        if self.closed:
+            raise MayNotFile(self.closed)
         if not await self.own_team.has(person):
             raise MayNotFile("only members of this workspace file claims here, and no guests")
         if self.names and not await self._names(person):

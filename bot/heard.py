@@ -69,6 +69,18 @@ def is_for_home(body: dict[str, Any]) -> bool:
     )
 
 
+def is_end(body: dict[str, Any]) -> bool:
+    """Whether it says that the app was uninstalled, or its bot's token revoked.
+
+    Formats: https://docs.slack.dev/reference/events/app_uninstalled and …/tokens_revoked
+    """
+    event = as_dict(body.get("event")) if body.get("type") == "event_callback" else {}
+    if event.get("type") == "tokens_revoked":
+        # A person's own token, of Sign in with Slack, is none that we have.
+        return bool(as_dict(event.get("tokens")).get("bot"))
+    return event.get("type") == "app_uninstalled"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Origin:
     """What a modal was opened from, which is to be shown anew once something was done in it: a Home, with where its

@@ -31,7 +31,7 @@ from bot.blocks import Click, parse_click
 from bot.desk import Audience, Desk
 from bot.door import NO_BUTTON, Door, NotRecorded
 from bot.groups import OwnTeam
-from bot.heard import is_for_home
+from bot.heard import is_end, is_for_home
 from bot.kit import as_dict
 from bot.modals import FORMS, hear_modals
 from bot.outcomes import already, refusal
@@ -45,6 +45,10 @@ from flow.log import concerning, new_trace_id
 from flow.model import Verdict
 
 log = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+# Whose a request is that Slack has signed, or what the answer is instead.
+Find = Callable[[AsyncBoltRequest], Awaitable[AsyncApp | web.Response]]
 
 # https://api.slack.com/authentication/verifying-requests-from-slack
 _TOLERANCE_S = 300
@@ -172,8 +176,23 @@ async def _decide(door: Door, click: Click) -> str | None:
 # HTTP mode
 
 
-def slack_events(bolt: AsyncApp, signing_secret: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    """The handler of POST /slack/events: 401 for whatever is not signed by Slack, before anything is parsed."""
+def slack_events(bolt: AsyncApp, signing_secret: str) -> Handler:
+    """The handler of POST /slack/events, where there is one workspace."""
+
+    async def the_one(request: AsyncBoltRequest) -> AsyncApp | web.Response:
+        if is_end(request.body):
+            log.error("Slack says that SLACK_BOT_TOKEN is taken back: install the app again, and set the new token")
+            return web.Response()
+        return bolt
+
+    return events_at(the_one, signing_secret)
+
+
+def events_at(find: Find, signing_secret: str) -> Handler:
+    """The handler of POST /slack/events: 401 for whatever is not signed by Slack, before anything is parsed.
+
+    `find` says whose a request is, or what the answer is instead.
+    """
 
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
@@ -195,7 +214,8 @@ def slack_events(bolt: AsyncApp, signing_secret: str) -> Callable[[web.Request],
             return web.json_response({"error": "malformed"}, status=400)
         if not _is_heard(parsed.body):
             return web.json_response({"error": "nothing listens to this"}, status=404)
-        return await to_aiohttp_response(await answer(bolt, parsed))
+        found = await find(parsed)
+        return found if isinstance(found, web.Response) else await to_aiohttp_response(await answer(found, parsed))
 
     return handle
 
@@ -212,7 +232,7 @@ async def answer(bolt: AsyncApp, request: AsyncBoltRequest) -> BoltResponse:
 
 def _is_heard(body: dict[str, Any]) -> bool:
     """Whether anything here listens to it, and finds what it looks at. Bolt would fail on a wrong shape of the rest."""
-    if is_for_home(body):
+    if is_for_home(body) or is_end(body):
         return True
     if body.get("type") == "view_submission":
         view = as_dict(body.get("view"))

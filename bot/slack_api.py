@@ -62,6 +62,20 @@ _CODE = re.compile(r"[a-z_]{1,60}")
 
 SEE_ERROR = "see the error at api.slack.com"
 
+# What says that a token is good for nothing any more.
+DEAD_TOKEN = {"invalid_auth", "not_authed", "account_inactive", "token_revoked", "token_expired"}
+
+
+def fix_of(error: str, workspace: str | None, *, channel: str = "SLACK_CHANNEL") -> str:
+    """What to do about an error of Slack's, where `channel` is the one that is meant; in this one of several."""
+    fix = FIXES.get(error, SEE_ERROR)
+    if workspace is None:
+        return fix.replace("SLACK_CHANNEL", channel)
+    if error in DEAD_TOKEN | {"missing_scope"}:
+        return f"have the app installed in workspace {workspace} again: PUBLIC_URL/slack/install"
+    there = channel if not channel.startswith("SLACK_") else f"its channel (claim_flow.py workspaces set {workspace})"
+    return f"in workspace {workspace}: {fix.replace('SLACK_CHANNEL', there)}"
+
 
 class CountingClient(AsyncWebClient):
     """Slack's own client, which counts what fails, and traces: every method ends in this one."""
@@ -84,16 +98,25 @@ class CountingClient(AsyncWebClient):
 
 @contextlib.asynccontextmanager
 async def slack_client(settings: Settings) -> AsyncIterator[AsyncWebClient]:
-    """A client with its connections kept open, time-outs of ours, and no retries behind our back."""
+    """The client of the one bot token, with its connections kept open."""
     assert settings.slack_bot_token is not None
-    timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT_S)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        yield CountingClient(
-            token=settings.slack_bot_token.get_secret_value(),
-            base_url=settings.slack_api_url,
-            session=session,
-            retry_handlers=[],
-        )
+    async with slack_session() as session:
+        yield client_with(settings.slack_bot_token.get_secret_value(), session, api_url=settings.slack_api_url)
+
+
+def slack_session() -> aiohttp.ClientSession:
+    """Connections to Slack, with time-outs of ours."""
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CALL_TIMEOUT_S))
+
+
+def client_with(token: str | None, session: aiohttp.ClientSession, *, api_url: str) -> AsyncWebClient:
+    """A client that makes no retries behind our back."""
+    return CountingClient(
+        token=token,
+        base_url=api_url,
+        session=session,
+        retry_handlers=[],
+    )
 
 
 def is_refusal(exc: SlackApiError) -> bool:

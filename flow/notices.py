@@ -143,21 +143,28 @@ async def raise_alarm(conn: Connection, thread_id: str, *, tampered: str | None 
     await ring(conn)
 
 
-async def lease(conn: Connection, lane: Lane) -> Notice | None:
+async def lease(conn: Connection, lane: Lane, *, but: Collection[str] = ()) -> Notice | None:
     """Take the notice of this lane that has been due for longest, for LEASE_S; None if none is due.
 
-    A lease that ran out leaves it open whether the outside was told: the next one is `ambiguous`.
+    Those of the workspaces `but` are left to wait. A lease that ran out leaves it open whether the outside was told:
+    the next one is `ambiguous`.
     """
+    # Looked up row by row, in the order of the index: as a join it might read every thread.
+    others = (
+        "AND coalesce((SELECT workspace FROM threads t WHERE t.thread_id = notices.thread_id) <> ALL(%(but)s), true)"
+        if but
+        else ""
+    )
     for queue in _QUEUES[lane]:
         rows = await conn.execute(
             # No clock_timestamp() in the condition: the index could not be asked for it.
-            "WITH next AS (SELECT id, status FROM notices WHERE notice_lane(kind, version) = %s"
-            " AND due_at <= statement_timestamp() ORDER BY due_at LIMIT 1 FOR UPDATE SKIP LOCKED)"
+            "WITH next AS (SELECT id, status FROM notices WHERE notice_lane(kind, version) = %(queue)s"
+            f" AND due_at <= statement_timestamp() {others} ORDER BY due_at LIMIT 1 FOR UPDATE SKIP LOCKED)"
             " UPDATE notices n SET status = 'sending', attempt = n.attempt + 1,"
-            " due_at = clock_timestamp() + %s * interval '1 second',"
+            " due_at = clock_timestamp() + %(lease_s)s * interval '1 second',"
             " ambiguous = n.ambiguous OR next.status = 'sending' FROM next WHERE n.id = next.id"
             " RETURNING n.id, n.kind, n.interrupt_id, n.thread_id, n.version, n.attempt, n.ambiguous",
-            (queue, LEASE_S),
+            {"queue": queue, "lease_s": LEASE_S, "but": list(but)},
         )
         if row := await rows.fetchone():
             return Notice(**row)

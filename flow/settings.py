@@ -171,13 +171,7 @@ class Settings(BaseSettings):
     @field_validator("filers")
     @classmethod
     def _names_filers(cls, filers: str) -> str:
-        for name in _split(filers):
-            if not _FILER.fullmatch(name):
-                raise ValueError(
-                    f"{name!r} files nothing in Slack: write U01ALICE or slack:T01TEAM/U01ALICE (member ids), @finance"
-                    " or S01FIN (user groups), or alice@example.com"
-                )
-        return filers
+        return filers_in(filers)
 
     @field_validator("inbox_viewers")
     @classmethod
@@ -460,11 +454,11 @@ class Settings(BaseSettings):
 
     @property
     def filer_names(self) -> frozenset[str]:
-        return frozenset(map(_lowered, _split(self.filers)))
+        return names_in(self.filers)
 
     @property
     def viewer_names(self) -> frozenset[str]:
-        return frozenset(map(_lowered, _split(self.inbox_viewers)))
+        return names_in(self.inbox_viewers)
 
 
 _MAKE_A_KEY = "python -c 'import base64, os; print(base64.urlsafe_b64encode(os.urandom(32)).decode())'"
@@ -523,6 +517,22 @@ def channel_id(text: str) -> str:
     if not re.fullmatch(r"[CGD][A-Z0-9]{2,}", text):
         raise ValueError("give the channel's id (C…), not its name: a name can change hands")
     return text
+
+
+def filers_in(text: str) -> str:
+    """The list as it is written. Raises ValueError for what names nobody who files claims."""
+    for name in _split(text):
+        if not _FILER.fullmatch(name):
+            raise ValueError(
+                f"{name!r} files nothing in Slack: write U01ALICE or slack:T01TEAM/U01ALICE (member ids), @finance"
+                " or S01FIN (user groups), or alice@example.com"
+            )
+    return text
+
+
+def names_in(text: str) -> frozenset[str]:
+    """The names of a list, as a person's names have them."""
+    return frozenset(map(_lowered, _split(text)))
 
 
 def approver_name(name: str) -> str:

@@ -91,14 +91,28 @@ class Workspace:
         return self.token is not None
 
     @property
-    def is_grid(self) -> bool:
-        """Whether it is installed in a whole Enterprise Grid."""
-        return self.workspace.startswith("E")
+    def closed(self) -> str:
+        """Why nothing is filed there; empty if something may be."""
+        if not self.is_installed:
+            return "has uninstalled the app: nothing is filed there until it is installed again"
+        if self.policy is None:
+            return (
+                "is not set up yet, so nothing is filed there: whoever runs this says who approves what with"
+                f" `claim_flow.py workspaces set {self.workspace} --policy FILE`"
+            )
+        return ""
 
     @property
-    def named(self) -> str:
-        """What errors of its policy call that."""
-        return f"the policy of {self.workspace}"
+    def rules(self) -> Policy:
+        """Who must approve what there: nobody may, and nothing is paid unasked, where nobody has said so, or it cannot
+        be read."""
+        if self.policy is None:
+            return NOBODY
+        try:
+            return parse_policy(self.policy, named=f"the policy of workspace {self.workspace}")
+        except SettingError as exc:
+            log.error("nobody is asked there: %s", exc)  # noqa: TRY400 (no bug of ours)
+            return NOBODY
 
 
 async def workspace_of(conn: Connection, workspace: str) -> Workspace:
@@ -127,31 +141,13 @@ async def workspaces(conn: Connection) -> Sequence[Workspace]:
 async def check_open(conn: Connection, workspace: str) -> None:
     """Pass if something may be filed there. Raises UnknownWorkspace, WorkspaceClosed."""
     row = await workspace_of(conn, workspace)
-    if not row.is_installed:
-        raise WorkspaceClosed(workspace, "has uninstalled the app: nothing is filed there until it is installed again")
-    if row.policy is None:
-        raise WorkspaceClosed(
-            workspace,
-            "is not set up yet, so nothing is filed there: whoever runs this says who approves what with"
-            f" `claim_flow.py workspaces set {workspace} --policy FILE`",
-        )
+    if row.closed:
+        raise WorkspaceClosed(workspace, row.closed)
 
 
 async def policy_in(conn: Connection, workspace: str | None, otherwise: Policy) -> Policy:
-    """Who must approve what there; `otherwise` for what is of no workspace.
-
-    Where nobody has said so, or it cannot be read, nobody may decide, and nothing is paid unasked.
-    """
-    if workspace is None:
-        return otherwise
-    row = await workspace_of(conn, workspace)
-    if row.policy is None:
-        return NOBODY
-    try:
-        return parse_policy(row.policy, named=row.named)
-    except SettingError as exc:
-        log.error("nobody is asked in workspace %s: %s", workspace, exc)  # noqa: TRY400 (no bug of ours)
-        return NOBODY
+    """Who must approve what there; `otherwise` for what is of no workspace."""
+    return otherwise if workspace is None else (await workspace_of(conn, workspace)).rules
 
 
 async def installed(conn: Connection, workspace: str, *, name: str, token: str, by: str) -> Workspace:
@@ -209,7 +205,7 @@ async def set_up(
             policy=said(policy, row.policy),
             filers=row.filers if filers is None else filers,
         )
-        words = parse_policy(new.policy, named=new.named).words if new.policy is not None else ()
+        words = parse_policy(new.policy, named="the policy").words if new.policy is not None else ()
         await conn.execute(
             "UPDATE workspaces SET channel = %s, ops_channel = %s, policy = %s, filers = %s WHERE workspace = %s",
             (new.channel, new.ops_channel, new.policy, new.filers, workspace),

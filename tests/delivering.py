@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from bot.deliver import Deliverer
+from bot.outlet import Outlet
 from tests.block_kit import words_of
 from tests.fault_proxy import FaultProxy
 from tests.local_slack import CHANNEL
@@ -22,7 +23,7 @@ OPS_CHANNEL = "C02RND"
 @contextlib.asynccontextmanager
 async def deliverer_at(proxy: FaultProxy, *, patience_s: float = _PATIENCE_S) -> AsyncIterator[Deliverer]:
     async with client_of(proxy.api_url, timeout_s=patience_s) as client:
-        yield Deliverer(client, CHANNEL, ops_channel=OPS_CHANNEL)
+        yield Deliverer(Outlet(client, CHANNEL, ops_channel=OPS_CHANNEL))
 
 
 @contextlib.asynccontextmanager

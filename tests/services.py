@@ -31,8 +31,8 @@ CLICK_S = 3.0
 # Slack's one message a second, and the half minute until a dead deliverer's work is taken over, are waits that no fact
 # here is about.
 _HURRIED = """
-import bot.deliver, claim_flow, flow.notices
-bot.deliver._BETWEEN_POSTS_S = 0.0
+import bot.outlet, claim_flow, flow.notices
+bot.outlet._BETWEEN_POSTS_S = 0.0
 flow.notices.LEASE_S = 3.0
 claim_flow.main()
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bot import deliver
+from bot import outlet
 from flow import notices
 from flow.approvals import approvals_of, decide
 from flow.changes import change_amount, withdraw
@@ -89,7 +89,7 @@ OTHERS: dict[str, Settle] = {
 @pytest.fixture(autouse=True)
 def _no_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     """One message a second in a channel is a wait of the posts; changes have none."""
-    monkeypatch.setattr(deliver, "_BETWEEN_POSTS_S", 0.0)
+    monkeypatch.setattr(outlet, "_BETWEEN_POSTS_S", 0.0)
 
 
 @pytest.fixture

@@ -21,8 +21,9 @@ import aiohttp
 import pytest
 from slack_sdk.web.async_client import AsyncWebClient
 
-from bot import deliver
+from bot import outlet
 from bot.deliver import Deliverer
+from bot.outlet import Outlet
 from flow.database import Connection
 from flow.flows import Flows
 from tests.boundaries import assert_all_is_well, assert_shown_once, deliver_all, few_at_once, traps, until_sprung
@@ -71,7 +72,7 @@ class Office:
         """New claims that wait, each with a card."""
         asked = [await waiting_claim(self.conn, self.flows, f"{prefix}{number:02}") for number in range(count)]
         self.slack.fail("chat.postMessage", "lost_reply", times=count)
-        _sent, unheard = await Deliverer(self.client, CHANNEL).sweep(self.conn)
+        _sent, unheard = await Deliverer(Outlet(self.client, CHANNEL)).sweep(self.conn)
         assert unheard == count
         posted = await self.client.conversations_history(channel=CHANNEL, include_all_metadata=True, limit=200)
         ts_of = {each["metadata"]["event_payload"]["interrupt_id"]: each["ts"] for each in posted["messages"]}
@@ -108,7 +109,7 @@ class Office:
                 assert errors_in(rejected)["reason"].startswith("Already approved by ")
         async with worker(Terminal(self.folder, DATABASE_URL=self.url), self.conn):
             await until_settled(self.conn)
-        await deliver_all(self.conn, Deliverer(self.client, CHANNEL))
+        await deliver_all(self.conn, Deliverer(Outlet(self.client, CHANNEL)))
         assert await self.decisions() == decided
         await assert_all_is_well(self.conn)
         return await assert_shown_once(self.conn, self.client)
@@ -129,7 +130,7 @@ async def office(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Office]:
-    monkeypatch.setattr(deliver, "_BETWEEN_POSTS_S", 0.0)
+    monkeypatch.setattr(outlet, "_BETWEEN_POSTS_S", 0.0)
     async with (
         FaultProxy(workspace.ui_url) as slack,
         client_of(slack.api_url) as client,

@@ -15,8 +15,9 @@ import psycopg
 import pytest
 from slack_sdk.web.async_client import AsyncWebClient
 
-from bot import deliver
+from bot import outlet
 from bot.deliver import Deliverer
+from bot.outlet import Outlet
 from flow.database import Connection, connect
 from flow.drive import drive
 from flow.flows import Flows
@@ -96,9 +97,9 @@ def workspace() -> Iterator[LocalSlack]:
 async def office(
     workspace: LocalSlack, database_url: str, conn: Connection, flows: Flows, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Office]:
-    monkeypatch.setattr(deliver, "_BETWEEN_POSTS_S", 0.0)
+    monkeypatch.setattr(outlet, "_BETWEEN_POSTS_S", 0.0)
     async with FaultProxy(workspace.ui_url) as slack, client_of(slack.api_url) as client:
-        deliverer = Deliverer(client, CHANNEL)
+        deliverer = Deliverer(Outlet(client, CHANNEL))
         yield Office(url=database_url, conn=conn, flows=flows, slack=slack, client=client, deliverer=deliverer)
 
 

@@ -12,8 +12,9 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
-from bot import deliver
+from bot import outlet
 from bot.deliver import Deliverer
+from bot.outlet import Outlet
 from flow import notices, threads
 from flow.approvals import approval_of, decide
 from flow.database import Connection, connect
@@ -33,13 +34,13 @@ from tests.slack_door import client_of
 
 pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=skip_reason() or "")
 
-_BETWEEN_POSTS_S = deliver._BETWEEN_POSTS_S
+_BETWEEN_POSTS_S = outlet._BETWEEN_POSTS_S
 
 
 @pytest.fixture(autouse=True)
 def _no_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     """One message a second is a wait that only one fact here is about."""
-    monkeypatch.setattr(deliver, "_BETWEEN_POSTS_S", 0.0)
+    monkeypatch.setattr(outlet, "_BETWEEN_POSTS_S", 0.0)
 
 
 @pytest.fixture
@@ -330,7 +331,7 @@ async def test_two_deliverers_side_by_side_post_each_card_once(
 async def test_two_messages_to_a_channel_are_a_second_apart(
     proxy: FaultProxy, deliverer: Deliverer, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deliver, "_BETWEEN_POSTS_S", _BETWEEN_POSTS_S)
+    monkeypatch.setattr(outlet, "_BETWEEN_POSTS_S", _BETWEEN_POSTS_S)
     await ask(conn, "t1")
     await ask(conn, "t2")
     sweeping = asyncio.create_task(deliverer.sweep(conn))
@@ -723,7 +724,7 @@ async def test_without_a_channel_of_their_own_the_operators_are_told_where_the_c
 ) -> None:
     await troubled(conn)
     async with client_of(proxy.api_url) as client:
-        assert await Deliverer(client, CHANNEL).sweep(conn) == (1, 0)
+        assert await Deliverer(Outlet(client, CHANNEL)).sweep(conn) == (1, 0)
     assert len(await slack.messages(CHANNEL)) == 1
 
 
@@ -746,7 +747,7 @@ async def notice(conn: Connection, kind: str = "card") -> dict[str, Any]:
 
 async def make_due(conn: Connection, deliverer: Deliverer) -> None:
     """Time has passed: what was put off is due, leases have run out, and Slack's own wait is over."""
-    deliverer._not_before = 0.0
+    deliverer._quiet_until.clear()
     await conn.execute("UPDATE notices SET due_at = clock_timestamp() WHERE due_at IS NOT NULL")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bot import deliver
+from bot import outlet
 from bot.deliver import Deliverer
 from bot.places import is_served
 from flow import notices
@@ -38,7 +38,7 @@ PLACES = (CHANNEL, "U01ALICE", "U02BOB", "U99EVE")
 @pytest.fixture(autouse=True)
 def _no_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     """One message a second in a channel is a wait that no fact here is about."""
-    monkeypatch.setattr(deliver, "_BETWEEN_POSTS_S", 0.0)
+    monkeypatch.setattr(outlet, "_BETWEEN_POSTS_S", 0.0)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ async def cards(slack: LocalSlack, place: str) -> list[list[str]]:
 
 
 async def make_due(conn: Connection, deliverer: Deliverer) -> None:
-    deliverer._not_before = 0.0
+    deliverer._quiet_until.clear()
     await conn.execute("UPDATE notices SET due_at = clock_timestamp() WHERE due_at IS NOT NULL")
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from bot import deliver
+from bot import outlet
 from flow.approvals import decide
 from flow.database import Connection
 from tests.block_kit import SETTLED, WAITING, buttons_of
@@ -27,7 +27,7 @@ _BETWEEN_POSTS_S = 0.25
 async def test_fifty_cards_at_once_appear_once_each_at_the_pace_that_slack_allows_and_come_true(
     conn: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deliver, "_BETWEEN_POSTS_S", _BETWEEN_POSTS_S)
+    monkeypatch.setattr(outlet, "_BETWEEN_POSTS_S", _BETWEEN_POSTS_S)
     chance = seeded()
     asked = [await ask(conn, f"t{number}") for number in range(_CARDS)]
 

@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 )
 
 from bot import blocks
-from bot.deliver import _facts
+from bot.outlet import _facts
 from flow import delegations, notices, threads
 from flow.approvals import approval_of, decide
 from flow.changes import change_amount, withdraw

@@ -348,20 +348,20 @@ BUGS = [
     Bug(
         name="Slack's retries are left on",
         file="bot/slack_api.py",
-        old="            retry_handlers=[],\n",
+        old="        retry_handlers=[],\n",
         new="",
         tests="test_deliver.py",
     ),
     Bug(
         name="a message whose posting got no answer is posted again without a look",
-        file="bot/deliver.py",
+        file="bot/outlet.py",
         old="        if notice.ambiguous and (found := await",
         new="        if notice.version < 0 and (found := await",
         tests="test_deliver.py",
     ),
     Bug(
         name="a card is changed as it was posted, not as it is",
-        file="bot/deliver.py",
+        file="bot/outlet.py",
         old="        copies = await self._update(conn, notice, copies, refusals, text=text, blocks=shown)",
         new="        copies = await self._update(conn, notice, copies, refusals, text=text)",
         tests="test_deliver.py",
@@ -369,8 +369,8 @@ BUGS = [
     Bug(
         name="Slack's wish for quiet is not heard",
         file="bot/deliver.py",
-        old="        while self._not_before <= clock() < deadline:",
-        new="        while clock() < deadline:",
+        old="        while None not in (quiet := _still(self._quiet_until)) and clock() < deadline:",
+        new="        while (quiet := _still(self._rests_until)) is not None and clock() < deadline:",
         tests="test_deliver.py",
     ),
     Bug(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bot import deliver
+from bot import outlet
 from bot.blocks import reminder
 from bot.deliver import Deliverer
 from bot.people import missing_of
@@ -248,7 +248,7 @@ def slack() -> Iterator[LocalSlack]:
 
 @pytest.fixture
 async def proxy(slack: LocalSlack, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FaultProxy]:
-    monkeypatch.setattr(deliver, "_BETWEEN_POSTS_S", 0.0)
+    monkeypatch.setattr(outlet, "_BETWEEN_POSTS_S", 0.0)
     async with FaultProxy(slack.ui_url) as running:
         yield running
 

@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 from psycopg import sql
 
-from bot import deliver, socket_mode
+from bot import outlet, socket_mode
 from bot.deliver import Deliverer
 from bot.kit import date
 from bot.slack_api import RATE_LIMITS
@@ -51,7 +51,7 @@ pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=skip_reason() 
 @pytest.fixture(autouse=True)
 def _no_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     """One message a second is a wait that no fact here is about."""
-    monkeypatch.setattr(deliver, "_BETWEEN_POSTS_S", 0.0)
+    monkeypatch.setattr(outlet, "_BETWEEN_POSTS_S", 0.0)
 
 
 @pytest.fixture
@@ -271,7 +271,7 @@ async def test_what_slack_will_take_later_is_tried_again_by_itself_and_calls_nob
         assert await deliverer.sweep(conn) == (0, 1)
         assert await value(conn, "SELECT status FROM notices WHERE kind = 'card'") == "pending"
         assert await all_rows(conn, "SELECT * FROM notices WHERE kind = 'alarm'") == []
-        deliverer._not_before = 0.0
+        deliverer._quiet_until.clear()
         await make_due(conn)
         assert await deliverer.sweep(conn) == (1, 0)
         [card] = await slack.messages(CHANNEL)

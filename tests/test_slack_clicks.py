@@ -40,7 +40,7 @@ pytestmark = [
 ]
 
 # Slack's one message a second is a wait that no fact here is about.
-_UNPACED = "import bot.deliver, claim_flow; bot.deliver._BETWEEN_POSTS_S = 0.0; claim_flow.main()"
+_UNPACED = "import bot.outlet, claim_flow; bot.outlet._BETWEEN_POSTS_S = 0.0; claim_flow.main()"
 
 
 @dataclass(frozen=True, kw_only=True)

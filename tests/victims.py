@@ -15,6 +15,7 @@ from pathlib import Path
 
 import claim_flow
 from bot.deliver import Deliverer
+from bot.outlet import Outlet
 from flow.database import connect
 from tests.local_slack import CHANNEL
 from tests.slack_door import bot_in_process, client_of
@@ -49,6 +50,6 @@ def deliver(url: str, api_url: str) -> None:
 
     async def sweep() -> None:
         async with client_of(api_url) as client, await connect(url, "door") as conn:
-            await Deliverer(client, CHANNEL).sweep(conn)
+            await Deliverer(Outlet(client, CHANNEL)).sweep(conn)
 
     asyncio.run(sweep())
