@@ -40,9 +40,11 @@ async def start_claim(
     *,
     currency: str = "USD",
     requested_by: str = ANN.key,
+    payee: str = "ACME",
+    workspace: str | None = None,
 ) -> Thread:
     """A thread that is due, as every door starts one. Over 100 USD waits for a person."""
-    claim = parse_claim(amount=amount, currency=currency, payee="ACME", note="three chairs")
+    claim = parse_claim(amount=amount, currency=currency, payee=payee, note="three chairs")
     return await threads.insert_thread(
         conn,
         thread_id=thread_id,
@@ -50,23 +52,30 @@ async def start_claim(
         flow_version=CLAIM_FLOW_VERSION,
         input=claim.as_input(),
         requested_by=requested_by,
+        workspace=workspace,
     )
 
 
 async def ask(
-    conn: Connection, thread_id: str = "t1", *, tier: Tier = ONE_OF_THREE, requested_by: str = ANN.key
+    conn: Connection,
+    thread_id: str = "t1",
+    *,
+    tier: Tier = ONE_OF_THREE,
+    requested_by: str = ANN.key,
+    payee: str = "ACME",
+    workspace: str | None = None,
 ) -> str:
     """The interrupt id of a pending approval of a waiting thread, as a drive leaves them, but without LangGraph."""
-    thread = await start_claim(conn, thread_id, requested_by=requested_by)
+    thread = await start_claim(conn, thread_id, requested_by=requested_by, payee=payee, workspace=workspace)
     interrupt_id = thread_id.encode().hex().rjust(32, "0")[-32:]
-    claim = parse_claim(amount="250", currency="USD", payee="ACME")
+    claim = parse_claim(amount="250", currency="USD", payee=payee)
     async with conn.transaction():
         await request_approval(
             conn,
             thread,
             interrupt_id=interrupt_id,
             tier=tier,
-            request={"amount": "250.00", "currency": "USD", "payee": "ACME"},
+            request={"amount": "250.00", "currency": "USD", "payee": payee},
             request_hash=request_hash(
                 thread_id=thread_id,
                 interrupt_id=interrupt_id,
