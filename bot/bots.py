@@ -79,14 +79,6 @@ class Bots:
         except (UnknownWorkspace, WorkspaceClosed):
             return None
 
-    async def workspace_of(self, team_id: str, enterprise_id: str | None) -> str | None:
-        """Which the members of this team are of: theirs, else that of their whole grid; None: the app is in neither."""
-        for key in filter(None, (team_id, enterprise_id)):
-            with contextlib.suppress(UnknownWorkspace):
-                if (await self._row(key)).is_installed:
-                    return key
-        return None
-
     async def _row(self, workspace: str) -> Workspace:
         return await on_pool(self._pool, lambda conn: workspace_of(conn, workspace))
 

@@ -18,7 +18,7 @@ from slack_sdk.web.async_slack_response import AsyncSlackResponse
 from bot.filers import is_address
 from bot.groups import OwnTeam, groups_in
 from bot.otlp import body_of, targets_of
-from bot.slack_api import FIXES, SEE_ERROR, read_error, slack_client
+from bot.slack_api import DIRECT_SCOPES, FIXES, GROUP_SCOPES, SCOPES, SEE_ERROR, read_error, slack_client
 from bot.traces_out import http_session, post
 from flow import audit, deliveries, exports, notices, retention
 from flow.assess import Unanswered, adviser_of
@@ -39,11 +39,7 @@ _CLOCKS_APART_S = 30.0
 # Whoever delivers is away, or Slack is, long before this: nothing is put off for more than a minute at a time.
 _PATIENCE_S = 600.0
 
-# For the bot, whatever the policy says; for user groups among the approvers, or FILERS; for what is posted as direct
-# messages; for addresses among FILERS.
-_SCOPES = ("chat:write", "channels:history", "groups:history", "commands", "users:read")
-_GROUP_SCOPES = ("usergroups:read",)
-_DIRECT_SCOPES = ("im:write", "im:history")
+# For addresses among FILERS; manifest.yml does not ask for it.
 _ADDRESS_SCOPES = ("users:read.email",)
 
 _FIX_TRACES = {
@@ -312,11 +308,11 @@ def _scopes(who: AsyncSlackResponse, tiers: Sequence[Tier], filers: Collection[s
     if said is None:
         return None
     scopes = {scope.strip() for scope in said.split(",")}
-    needed = [*_SCOPES]
+    needed = [*SCOPES]
     if groups_in(tiers) or any(map(is_group, filers)):
-        needed += _GROUP_SCOPES
+        needed += GROUP_SCOPES
     if any(tier.post_to != "channel" for tier in tiers):
-        needed += _DIRECT_SCOPES
+        needed += DIRECT_SCOPES
     if any(is_address(name) for name in filers):
         needed += _ADDRESS_SCOPES
     missing = [name for name in needed if name not in scopes]

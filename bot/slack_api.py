@@ -18,6 +18,12 @@ from flow.spans import span
 
 CALL_TIMEOUT_S = 10.0
 
+# What the bot needs whatever the policy says; for user groups among the approvers, or in FILERS; and for what is posted
+# as direct messages: together those of manifest.yml.
+SCOPES = ("chat:write", "channels:history", "groups:history", "commands", "users:read")
+GROUP_SCOPES = ("usergroups:read",)
+DIRECT_SCOPES = ("im:write", "im:history")
+
 # Slack failed inside, perhaps after it acted, or is moving a workspace or a channel; that says nothing of what we sent,
 # or who we are.
 TROUBLES = {

@@ -21,7 +21,7 @@ from flow.database import Connection
 from flow.errors import WorkspaceClosed
 from flow.model import Notice
 from flow.settings import Settings
-from flow.workspaces import Workspace, workspace_of_thread
+from flow.workspaces import Workspace, workspace_of_thread, workspaces
 
 T = TypeVar("T")
 
@@ -49,6 +49,13 @@ class Clients:
                 row.workspace, "has uninstalled the app: nothing is posted there until it is installed again"
             )
         return client_with(self.cipher.decrypt(row.workspace, row.token), self.session, api_url=self.api_url)
+
+
+async def check_keys(conn: Connection, cipher: Cipher) -> None:
+    """Raise TokenUnreadable for the first workspace whose token TOKEN_KEYS do not open, before anybody relies on it."""
+    for row in await workspaces(conn):
+        if row.token is not None:
+            cipher.decrypt(row.workspace, row.token)
 
 
 class Kept(Generic[T]):

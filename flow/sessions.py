@@ -110,6 +110,19 @@ async def use_login_link(conn: Connection, token: str) -> str | None:
         return await begin_session(conn, _person(row), by="link") if row else None
 
 
+async def workspace_of_member(conn: Connection, team_id: str, enterprise_id: str | None) -> str | None:
+    """Which of the workspaces that are installed a member of this team, in this grid, is of: their team's, else that of
+    the whole grid. None: of none."""
+    # Ids of teams begin with a T, those of grids with an E.
+    rows = await conn.execute(
+        "SELECT workspace FROM workspaces WHERE workspace = ANY(%s) AND token IS NOT NULL"
+        " ORDER BY workspace DESC LIMIT 1",
+        ([team_id, enterprise_id or team_id],),
+    )
+    row = await rows.fetchone()
+    return row["workspace"] if row else None
+
+
 def new_token() -> str:
     """256 random bits, in 43 characters that a URL can hold."""
     return secrets.token_urlsafe(32)
