@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -302,8 +302,9 @@ def list_(status: str | None, limit: int, workspace: str | None, as_json: bool) 
 @cli.command()
 @click.option("--amount", metavar="N", help="Of a claim; without it every tier is shown.")
 @click.option("--currency", default="USD", show_default=True, metavar="ISO", help="ISO 4217 code.")
+@click.option("--workspace", metavar="ID", help="In this one of several workspaces.")
 @_json
-def policy(amount: str | None, currency: str, as_json: bool) -> None:
+def policy(amount: str | None, currency: str, workspace: str | None, as_json: bool) -> None:
     """Who must approve a claim, in which order."""
     from flow import inputs
 
@@ -313,8 +314,12 @@ def policy(amount: str | None, currency: str, as_json: bool) -> None:
         from dataclasses import asdict
 
         from flow.policy import in_words, policy_of
+        from flow.workspaces import policy_in
 
         rules = policy_of(settings)
+        if workspace is not None:
+            async with _database(settings) as (_url, conn):
+                rules = await policy_in(conn, workspace, rules)
         tiers = [rules.tier(name) for name in rules.names] if claim is None else rules.tiers_of(claim)
         if as_json:
             _print_json([asdict(tier) for tier in tiers])
@@ -702,6 +707,108 @@ def tokens_revoke(name: str) -> None:
         async with _database(settings) as (_url, conn):
             await revoke_token(conn, name, by=user)
         click.echo(f"{name} is revoked")
+
+    _run(run)
+
+
+@cli.group()
+def workspaces() -> None:
+    """The workspaces of Slack that the app is installed in, where there are many (TOKEN_KEYS)."""
+
+
+@workspaces.command("list")
+@_json
+def workspaces_list(as_json: bool) -> None:
+    """Each workspace: since when it has the app, where it is posted, and who approves what there."""
+
+    async def run(settings: Settings) -> None:
+        from flow.workspaces import workspaces
+
+        async with _database(settings) as (_url, conn):
+            found = await workspaces(conn)
+        if as_json:
+            _print_json([row.as_json() for row in found])
+        for row in () if as_json else found:
+            click.echo(row.in_words())
+        if not found and not as_json:
+            click.echo("none")
+
+    _run(run)
+
+
+@workspaces.command("set")
+@click.argument("workspace")
+@click.option("--channel", metavar="ID", help="Where requests are posted there, by its id (C…).")
+@click.option("--ops-channel", metavar="ID", help="Where alarms are; empty: in the channel.")
+@click.option(
+    "--policy",
+    "policy_file",
+    metavar="FILE",
+    help="Who approves what there, written as policy.toml; - reads it from stdin.",
+)
+@click.option("--filers", metavar="NAMES", help="Who files claims there, written as FILERS; empty: every full member.")
+def workspaces_set(
+    workspace: str, channel: str | None, ops_channel: str | None, policy_file: IO[str] | None, filers: str | None
+) -> None:
+    """Set a workspace up: what is not said stays as it is. Until it has a policy, nothing is filed there."""
+    from flow import inputs
+
+    if (channel, ops_channel, policy_file, filers) == (None, None, None, None):
+        raise click.UsageError("say --channel, --ops-channel, --policy or --filers")
+    given = {
+        "channel": inputs.parse_channel("--channel", channel),
+        "ops_channel": inputs.parse_channel("--ops-channel", ops_channel),
+        "filers": inputs.parse_filers("--filers", filers),
+        "policy": inputs.parse_file("--policy", policy_file),
+    }
+    user = _user()
+
+    async def run(settings: Settings) -> None:
+        from flow.workspaces import set_up
+
+        async with _database(settings) as (_url, conn):
+            row = await set_up(conn, workspace, by=user, **given)
+        click.echo(row.in_words())
+
+    _run(run)
+
+
+@workspaces.command("remove")
+@click.argument("workspace")
+def workspaces_remove(workspace: str) -> None:
+    """Delete a workspace's token, and have Slack revoke it. What was filed there, and set up, stays."""
+    user = _user()
+
+    async def run(settings: Settings) -> None:
+        from bot.workspaces import revoke
+        from flow.workspaces import uninstalled, workspace_of
+
+        async with _database(settings) as (_url, conn):
+            row = await workspace_of(conn, workspace)
+            if not row.is_installed:
+                raise FlowError(f"{workspace} has no token any more")
+            why_not = await revoke(settings, row)
+            await uninstalled(conn, row, by=user)
+        click.echo(f"the token of {workspace} is deleted")
+        if why_not:
+            click.echo(f"Slack was not told ({why_not}): uninstall the app there by hand", err=True)
+
+    _run(run)
+
+
+@workspaces.command("rotate")
+def workspaces_rotate() -> None:
+    """Encrypt every token anew, with the first of TOKEN_KEYS: then the others can be taken out."""
+    user = _user()
+
+    async def run(settings: Settings) -> None:
+        from flow.cipher import Cipher
+        from flow.workspaces import rotate
+
+        cipher = Cipher.of(settings)
+        async with _database(settings) as (_url, conn):
+            count = await rotate(conn, cipher, by=user)
+        click.echo(f"{count} encrypted anew, with the first of TOKEN_KEYS")
 
     _run(run)
 

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Collection, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
 
-import aiohttp
 import psycopg
-from slack_sdk.errors import SlackApiError
-from slack_sdk.web.async_client import AsyncWebClient
-from slack_sdk.web.async_slack_response import AsyncSlackResponse
 
-from bot.filers import is_address
-from bot.groups import OwnTeam, groups_in
+from bot.doctor_slack import slack_findings
+from bot.findings import Finding
 from bot.otlp import body_of, targets_of
-from bot.slack_api import DIRECT_SCOPES, FIXES, GROUP_SCOPES, SCOPES, SEE_ERROR, read_error, slack_client
 from bot.traces_out import http_session, post
 from flow import audit, deliveries, exports, notices, retention
 from flow.assess import Unanswered, adviser_of
@@ -26,21 +19,16 @@ from flow.database import check_locks, connect, database_url, ensure_schema
 from flow.errors import FlowError
 from flow.log import hider, secrets_of
 from flow.model import Claim
-from flow.policy import LIMITS, Tier, is_group, policy_of
+from flow.policy import LIMITS, policy_of
 from flow.providers import provider_of
 from flow.settings import Settings
 from flow.starting import Checker
-
-_NO_ANSWER = (SlackApiError, aiohttp.ClientError, TimeoutError, OSError)
 
 # Slack's signatures are good for five minutes; a clock that is off by this much will be off by more.
 _CLOCKS_APART_S = 30.0
 
 # Whoever delivers is away, or Slack is, long before this: nothing is put off for more than a minute at a time.
 _PATIENCE_S = 600.0
-
-# For addresses among FILERS; manifest.yml does not ask for it.
-_ADDRESS_SCOPES = ("users:read.email",)
 
 _FIX_TRACES = {
     "otlp": "correct OTEL_EXPORTER_OTLP_ENDPOINT (by HTTP: a collector's port 4318, not 4317), or what it wants"
@@ -50,19 +38,6 @@ _FIX_TRACES = {
 }
 
 _SAMPLE = Claim(amount=Decimal("1.00"), currency="USD", payee="nobody", note="A question of the doctor command's.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One thing that was looked at."""
-
-    what: str
-    ok: bool
-    found: str
-    fix: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 async def examine(settings: Settings) -> AsyncIterator[Finding]:
@@ -81,14 +56,11 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
         if settings.slack_is_on:
             yield await _notices(url)
     yield await _flows()
-    yield _policy(settings)
+    if not settings.many_workspaces:
+        yield _policy(settings)
     yield _payments(settings)
     yield await _model(settings)
-    if not settings.slack_is_on:
-        fix = "to turn it on, see SLACK_BOT_TOKEN and what belongs to it in .env.example"
-        yield Finding(what="Slack", ok=True, found="off", fix=fix)
-        return
-    async for finding in _slack(settings):
+    async for finding in slack_findings(settings, url):
         yield finding
 
 
@@ -265,97 +237,3 @@ async def _model(settings: Settings) -> Finding:
         return Finding(what="model", ok=False, found=f"{adviser.model} at {adviser.base_url}: {exc}", fix=fix)
     tokens = prompt_tokens + completion_tokens
     return Finding(what="model", ok=True, found=f"{adviser.model} answers (that took {tokens} tokens)")
-
-
-async def _slack(settings: Settings) -> AsyncIterator[Finding]:
-    assert settings.slack_channel is not None
-    async with slack_client(settings) as client:
-        try:
-            who = await client.auth_test()
-        except _NO_ANSWER as exc:
-            yield _refused("Slack token", settings, exc)
-            return
-        yield Finding(what="Slack token", ok=True, found=f"{who['user']} in {who['team']}")
-        tiers = _tiers(settings)
-        if finding := _scopes(who, tiers, settings.filer_names):
-            yield finding
-        channels = {"SLACK_CHANNEL": settings.slack_channel, "SLACK_OPS_CHANNEL": settings.slack_ops_channel}
-        channels |= {f"the channel of tier {tier.name}": tier.channel for tier in tiers}
-        for name, channel in channels.items():
-            if channel is not None:
-                yield await _channel(client, settings, name, channel)
-        if groups := [*groups_in(tiers), *sorted(filter(is_group, settings.filer_names))]:
-            yield await _groups(client, settings, groups)
-        if settings.slack_app_token is not None:
-            yield await _app_token(client, settings, settings.slack_app_token.get_secret_value())
-
-
-def _tiers(settings: Settings) -> list[Tier]:
-    """The policy's; none if it cannot be read, which is a finding of its own."""
-    try:
-        policy = policy_of(settings)
-    except FlowError:
-        return []
-    return [policy.tier(name) for name in policy.names]
-
-
-def _scopes(who: AsyncSlackResponse, tiers: Sequence[Tier], filers: Collection[str]) -> Finding | None:
-    """Whether the token may do what the bot, this policy and FILERS need; None if Slack does not say.
-
-    Format: https://api.slack.com/authentication/oauth-v2#check
-    """
-    said = who.headers.get("x-oauth-scopes")
-    if said is None:
-        return None
-    scopes = {scope.strip() for scope in said.split(",")}
-    needed = [*SCOPES]
-    if groups_in(tiers) or any(map(is_group, filers)):
-        needed += GROUP_SCOPES
-    if any(tier.post_to != "channel" for tier in tiers):
-        needed += DIRECT_SCOPES
-    if any(is_address(name) for name in filers):
-        needed += _ADDRESS_SCOPES
-    missing = [name for name in needed if name not in scopes]
-    if missing:
-        return Finding(what="Slack scopes", ok=False, found=f"{', '.join(missing)} missing", fix=FIXES["missing_scope"])
-    return Finding(what="Slack scopes", ok=True, found="as in manifest.yml")
-
-
-async def _channel(client: AsyncWebClient, settings: Settings, name: str, channel: str) -> Finding:
-    try:
-        # History, not info: it needs no scope beyond those that delivering needs, and tells membership too.
-        await client.conversations_history(channel=channel, limit=1)
-    except _NO_ANSWER as exc:
-        return _refused(name, settings, exc)
-    return Finding(what=name, ok=True, found=f"{channel}, and the bot is in it")
-
-
-async def _groups(client: AsyncWebClient, settings: Settings, groups: Sequence[str]) -> Finding:
-    try:
-        known = await OwnTeam(client).groups()
-    except _NO_ANSWER as exc:
-        return _refused("Slack user groups", settings, exc)
-    missing = ", ".join(name for name in groups if name not in known)
-    if missing:
-        fix = "correct the approvers (or FILERS), or make the group in Slack: until then it names nobody"
-        return Finding(what="Slack user groups", ok=False, found=f"Slack has no {missing}", fix=fix)
-    return Finding(what="Slack user groups", ok=True, found=", ".join(groups))
-
-
-async def _app_token(client: AsyncWebClient, settings: Settings, token: str) -> Finding:
-    try:
-        await client.apps_connections_open(app_token=token)
-    except _NO_ANSWER as exc:
-        wanted = "set SLACK_APP_TOKEN to an app-level token with the scope connections:write"
-        return _refused("SLACK_APP_TOKEN", settings, exc, fix=wanted)
-    return Finding(what="SLACK_APP_TOKEN", ok=True, found="Socket Mode can connect")
-
-
-def _refused(what: str, settings: Settings, exc: Exception, *, fix: str | None = None) -> Finding:
-    if isinstance(exc, SlackApiError):
-        error = read_error(exc)[1] or str(exc)
-        known = FIXES.get(error, SEE_ERROR)
-        known = known.replace("SLACK_CHANNEL", what)
-        return Finding(what=what, ok=False, found=error, fix=fix or known)
-    found = f"no answer from {settings.slack_api_url} ({type(exc).__name__})"
-    return Finding(what=what, ok=False, found=found, fix="check the network, and SLACK_API_URL if it is set")

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import aiohttp
+from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.outlet import Outlet
-from bot.slack_api import client_with, slack_session
+from bot.slack_api import DEAD_TOKEN, client_with, read_error, slack_session
 from flow.cipher import Cipher
 from flow.database import Connection
-from flow.errors import WorkspaceClosed
+from flow.errors import SettingError, WorkspaceClosed
 from flow.model import Notice
 from flow.settings import Settings
 from flow.workspaces import Workspace, workspace_of_thread, workspaces
@@ -56,6 +57,19 @@ async def check_keys(conn: Connection, cipher: Cipher) -> None:
     for row in await workspaces(conn):
         if row.token is not None:
             cipher.decrypt(row.workspace, row.token)
+
+
+async def revoke(settings: Settings, row: Workspace) -> str | None:
+    """Have Slack take a workspace's token no more; why it does not know of that, or None."""
+    try:
+        async with Clients.of(settings) as clients:
+            await clients.client(row).auth_revoke()
+    except SlackApiError as exc:
+        error = read_error(exc)[1]
+        return None if error in DEAD_TOKEN else error or "it failed"
+    except (SettingError, aiohttp.ClientError, TimeoutError, OSError) as exc:
+        return f"{type(exc).__name__}: {exc}"
+    return None
 
 
 class Kept(Generic[T]):

@@ -10,12 +10,13 @@ import math
 import re
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import Any
+from typing import IO, Any
 
 from pydantic import ValidationError
 
 from flow.errors import BadInput
 from flow.model import Claim, Person
+from flow.settings import channel_id, filers_in, names_in
 from flow.text import ADDRESS
 
 # It stands in URLs, in Slack and in an index.
@@ -45,6 +46,35 @@ def parse_thread_id(text: str) -> str:
 def parse_interrupt_id(text: str) -> str:
     if not _INTERRUPT_ID.fullmatch(text):
         raise BadInput("interrupt id", text, "it is 32 hexadecimal digits, as `claim_flow.py show` prints it")
+    return text
+
+
+def parse_channel(name: str, text: str | None) -> str | None:
+    """The id of a channel of Slack; None and an empty text stay so. Raises BadInput."""
+    try:
+        return channel_id(text) if text else text
+    except ValueError as exc:
+        raise BadInput(name, text, str(exc)) from exc
+
+
+def parse_file(name: str, file: IO[str] | None) -> str | None:
+    """What a file says; None for none. Raises BadInput."""
+    try:
+        return file.read() if file else None
+    except (OSError, ValueError) as exc:
+        raise BadInput(name, file and file.name, f"it cannot be read: {exc}") from exc
+
+
+def parse_filers(name: str, text: str | None) -> str | None:
+    """Who files claims in one of many workspaces, written as FILERS; None stays so. Raises BadInput."""
+    if text is None:
+        return None
+    try:
+        filers_in(text)
+    except ValueError as exc:
+        raise BadInput(name, text, str(exc)) from exc
+    if any("@" in each.lstrip("@") for each in names_in(text)):
+        raise BadInput(name, text, "write member ids and user groups: the app does not ask who has which address")
     return text
 
 

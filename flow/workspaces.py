@@ -13,6 +13,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any
 
 from psycopg import sql
 
@@ -22,7 +23,7 @@ from flow.database import Connection, Page, ring
 from flow.errors import BadInput, SettingError, UnknownWorkspace, WorkspaceClosed
 from flow.model import Person
 from flow.policy import NOBODY, Policy, parse_policy
-from flow.text import digest
+from flow.text import digest, visible
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,31 @@ class Workspace:
     @property
     def is_installed(self) -> bool:
         return self.token is not None
+
+    def in_words(self) -> str:
+        """A line for whoever runs this."""
+        since = self.uninstalled_at or self.installed_at
+        state = f"{'installed' if self.is_installed else 'uninstalled'} since {since.astimezone():%Y-%m-%d %H:%M %Z}"
+        alarms = f", alarms in {self.ops_channel}" if self.ops_channel else ""
+        where = f"posts in {self.channel}{alarms}" if self.channel else "no channel"
+        rules = "; ".join(self.rules.words) if self.policy is not None else "no policy: nothing is filed there"
+        filers = f"; filed by {self.filers}" if self.filers else ""
+        return visible(f"{self.workspace} ({self.name}): {state}; {where}; {rules}{filers}")
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        return {
+            "workspace": self.workspace,
+            "name": self.name,
+            "installed": self.is_installed,
+            "installed_by": self.installed_by,
+            "installed_at": self.installed_at.isoformat(),
+            "uninstalled_at": self.uninstalled_at and self.uninstalled_at.isoformat(),
+            "channel": self.channel,
+            "ops_channel": self.ops_channel,
+            "filers": self.filers,
+            "tiers": None if self.policy is None else list(self.rules.words),
+        }
 
     @property
     def closed(self) -> str:

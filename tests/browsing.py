@@ -15,6 +15,7 @@ from multidict import CIMultiDictProxy
 from yarl import URL
 
 from bot.groups import OwnTeam
+from bot.install import install_routes
 from bot.links import link_routes
 from bot.live import Live
 from bot.login import login_routes
@@ -23,6 +24,7 @@ from bot.pages import inbox_routes
 from bot.pool import pool_of
 from bot.site import Site, static_files
 from bot.web import build_web
+from bot.workspaces import Clients
 from flow.database import Connection
 from flow.model import Person
 from flow.sessions import begin_session, make_login_link, session_secret
@@ -36,9 +38,11 @@ async def pages_in_process(
     openid: Provider | None = None,
     groups: OwnTeam | None = None,
     workspace_of: WorkspaceOf | None = None,
+    clients: Clients | None = None,
     **more: Any,
 ) -> AsyncIterator[Site]:
-    """A bot with its pages, at `site.url`. `groups` is the team whose user groups it can ask for."""
+    """A bot with its pages, at `site.url`. `groups` is the team whose user groups it can ask for; with `clients` the
+    app can be installed."""
     url = f"http://127.0.0.1:{free_port()}"
     live = Live()
 
@@ -58,6 +62,8 @@ async def pages_in_process(
         ]
         if openid is not None:
             routes += slack_login_routes(site, openid, http, workspace_of)
+        if openid is not None and clients is not None:
+            routes += install_routes(site, openid, clients)
         runner = web.AppRunner(build_web(pages=routes, checks={}), access_log=None, shutdown_timeout=1)
         await runner.setup()
         listening = asyncio.create_task(live.run(database_url))

@@ -119,8 +119,8 @@ class ManySlacks:
 
     def _access(self, given: dict[str, Any], authorization: str) -> dict[str, Any]:
         """https://docs.slack.dev/reference/methods/oauth.v2.access"""
-        basic = {"client_id": given.get("client_id"), "client_secret": given.get("client_secret")}
-        if "Basic " not in authorization and basic != {"client_id": CLIENT_ID, "client_secret": CLIENT_SECRET}:
+        ours = base64.b64encode(f"{CLIENT_ID}:{CLIENT_SECRET}".encode()).decode()
+        if authorization != f"Basic {ours}":
             return {"ok": False, "error": "bad_client_secret"}
         team, redirect_uri = self._codes.pop(str(given.get("code")), (None, None))
         if team is None:
@@ -161,22 +161,20 @@ class ManySlacks:
         return web.json_response({"ok": True} | self._answer(method, team, arguments))
 
     def _answer(self, method: str, team: Team, given: dict[str, Any]) -> dict[str, Any]:
-        if method == "auth.test":
-            ids = {"team_id": team.id, "enterprise_id": team.id if team.is_grid else team.grid}
-            return ids | {"is_enterprise_install": team.is_grid, "user": "bot", "team": team.name}
-        if method == "users.info":
-            never = dict.fromkeys(("deleted", "is_bot", "is_restricted", "is_ultra_restricted"), False)
-            usual = {"id": given["user"], "team_id": team.id, "tz": "UTC"} | never
-            return {"user": usual | self.kinds.get(str(given["user"]), {})}
-        if method in ("chat.postMessage", "chat.update"):
-            return {"channel": given["channel"], "ts": given.get("ts") or f"17000000{next(self._numbers):02}.000100"}
-        if method == "conversations.open":
-            return {"channel": {"id": f"D{given['users']}"}}
-        if method == "usergroups.list":
-            return {"usergroups": []}
-        if method.startswith("views."):
-            return {"view": {"id": "V1", "hash": "h"}}
-        return {"messages": [], "has_more": False}
+        ids = {"team_id": team.id, "enterprise_id": team.id if team.is_grid else team.grid}
+        never = dict.fromkeys(("deleted", "is_bot", "is_restricted", "is_ultra_restricted"), False)
+        member = {"id": given.get("user"), "team_id": team.id, "tz": "UTC"} | never
+        answers: dict[str, dict[str, Any]] = {
+            "auth.test": ids | {"is_enterprise_install": team.is_grid, "user": "bot", "team": team.name},
+            "users.info": {"user": member | self.kinds.get(str(given.get("user")), {})},
+            "chat.postMessage": {"channel": given.get("channel"), "ts": f"17000000{next(self._numbers):02}.000100"},
+            "chat.update": {"channel": given.get("channel"), "ts": given.get("ts")},
+            "conversations.open": {"channel": {"id": f"D{given.get('users')}"}},
+            "conversations.history": {"messages": [], "has_more": False},
+            "conversations.replies": {"messages": [], "has_more": False},
+            "usergroups.list": {"usergroups": []},
+        }
+        return answers.get(method, {"view": {"id": "V1", "hash": "h"}})
 
 
 async def _arguments_of(request: web.Request) -> dict[str, Any]:

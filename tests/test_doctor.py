@@ -16,7 +16,8 @@ from aiohttp import web
 from pydantic import SecretStr
 
 from bot import doctor
-from bot.doctor import Finding, examine
+from bot.doctor import examine
+from bot.findings import Finding
 from flow import audit
 from flow.database import Connection
 from flow.deliveries import add_endpoints, forget_endpoint

@@ -13,7 +13,8 @@ import pytest
 from pydantic import SecretStr
 
 from bot.blocks import alarm
-from bot.doctor import Finding, examine
+from bot.doctor import examine
+from bot.findings import Finding
 from bot.otlp import span_as_json, targets_of
 from bot.traces_out import MOST_BYTES, MOST_SPANS, TraceSender
 from flow import exports
