@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,19 @@ def environment_of_many(**more: str) -> dict[str, str]:
     } | more
 
 
+async def install(conn: Connection, cipher: Cipher, slacks: ManySlacks, workspace: str) -> None:
+    """The app is installed there, and set up."""
+    team = slacks.team(workspace)
+    token = cipher.encrypt(workspace, slacks.token(team))
+    await workspaces.installed(conn, workspace, name=team.name, token=token, by=f"slack:{workspace}/U09ADMIN")
+    await workspaces.set_up(conn, workspace, by="cli:ann", channel="C01GEN", policy=POLICY)
+
+
+def cipher_of(environment: Mapping[str, str]) -> Cipher:
+    """That of these settings, whatever else is in them."""
+    return Cipher.of(Settings(**{name.lower(): each for name, each in environment.items()}))  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Installation:
     """One process that serves all of them: Slack's door and the API at `url`, the pages at `site.url`."""
@@ -78,11 +91,7 @@ class Installation:
     slacks: ManySlacks
 
     async def install(self, conn: Connection, workspace: str) -> None:
-        """The app is installed there, and set up."""
-        team = self.slacks.team(workspace)
-        token = self.cipher.encrypt(workspace, self.slacks.token(team))
-        await workspaces.installed(conn, workspace, name=team.name, token=token, by=f"slack:{workspace}/U09ADMIN")
-        await workspaces.set_up(conn, workspace, by="cli:ann", channel="C01GEN", policy=POLICY)
+        await install(conn, self.cipher, self.slacks, workspace)
 
     async def uninstall(self, conn: Connection, workspace: str) -> None:
         assert await workspaces.uninstalled(conn, await workspaces.workspace_of(conn, workspace), by="slack")
@@ -93,9 +102,7 @@ async def installation(
     database_url: str, slacks: ManySlacks, *, viewers: frozenset[str] = frozenset(), openid_url: str = ""
 ) -> AsyncIterator[Installation]:
     """As `serve` makes it, without a worker."""
-    given = {name.lower(): value for name, value in environment_of_many().items()}
-    settings = Settings(**given)  # type: ignore[arg-type]
-    background, checker, cipher = Background(), Checker(), Cipher.of(settings)
+    background, checker, cipher = Background(), Checker(), cipher_of(environment_of_many())
     provider = Provider.of(api_url=f"{openid_url}/api/", client_id=CLIENT_ID, client_secret=CLIENT_SECRET)
     async with pool_of(database_url) as pool, slack_session() as session:
         clients = Clients(cipher=cipher, session=session, api_url=slacks.api_url)
