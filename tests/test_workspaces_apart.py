@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import aiohttp
 import pytest
@@ -17,13 +18,15 @@ import pytest
 from flow.approvals import approval_of, decide
 from flow.database import Connection, ring
 from flow.delegations import with_absent
-from flow.errors import NotAllowed
-from flow.inbox import Search, count_mine, find
+from flow.errors import NotAllowed, UnknownApproval
+from flow.inbox import Search, count_mine, find, may_see, waits_for
 from flow.inputs import mail_person, parse_claim
 from flow.links import make_link
+from flow.model import Person
 from flow.payments import pay_from_ledger
 from flow.policy import Tier
 from flow.sessions import make_login_link
+from flow.standing import check_person
 from flow.tokens import SCOPES, create_token
 from tests.api_door import Program
 from tests.browsing import Visitor
@@ -145,6 +148,24 @@ def _without_ids(said: str, request: Request) -> str:
 async def test_each_list_has_what_is_of_its_own(world: World, door: Door, workspace: str) -> None:
     said = await door.run(world, workspace, NONE)
     assert PAYEES[workspace] in said or f"of-{workspace}" in said, said
+
+
+async def test_a_name_on_the_list_says_nothing_in_another_workspace(conn: Connection, world: World) -> None:
+    """The rule itself, whichever door somebody comes to."""
+    approval = await approval_of(conn, (await request_of(conn, "listed", OURS)).interrupt_id)
+    alice, now, everybody = member(OURS, "U01ALICE"), datetime.now(UTC), frozenset({"U01ALICE"})
+    assert check_person(approval, alice).listed_as == "U01ALICE"
+    assert waits_for(approval, alice, now) and may_see(approval, alice, everybody)
+    for stranger in (
+        member(THEIRS, "U01ALICE"),
+        # From before there were several, or by a door that does not say.
+        replace(alice, workspace=None),
+        replace(mail_person("alice@example.com"), workspace=THEIRS),
+        Person(key="api:operator", name="operator", names=frozenset({"api:operator"}), workspace=THEIRS),
+    ):
+        with pytest.raises(UnknownApproval):
+            check_person(approval, stranger)
+        assert not waits_for(approval, stranger, now) and not may_see(approval, stranger, everybody)
 
 
 # What ends with a workspace, and what is of none
