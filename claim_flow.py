@@ -20,6 +20,8 @@ import click
 from flow.errors import FlowError
 
 if TYPE_CHECKING:
+    from slack_sdk.web.async_client import AsyncWebClient
+
     from flow.database import Connection
     from flow.delegations import Delegation
     from flow.model import Approval, Person, Thread
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from flow.show import Story
 
 _thread = click.option("--thread", "thread_id", required=True, metavar="ID", help="The thread's id.")
+_workspace = click.option("--workspace", metavar="ID", help="In which workspace, where there are many.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -44,6 +47,7 @@ def cli() -> None:
 @click.option("--by", default="", metavar="WHO", help="Who asks, such as U01ALICE.  [default: cli:USER]")
 @click.option("--flow", "flow_name", metavar="NAME", help="Start this flow instead, with its --input.")
 @click.option("--input", "given", metavar="JSON", help="Its input, a JSON object; - reads it from stdin.")
+@_workspace
 @_json
 def start(
     thread_id: str,
@@ -54,6 +58,7 @@ def start(
     by: str,
     flow_name: str | None,
     given: str | None,
+    workspace: str | None,
     as_json: bool,
 ) -> None:
     """File a claim, or start another flow, and take it as far as it can go now."""
@@ -76,7 +81,9 @@ def start(
     async def run(settings: Settings) -> None:
         from flow.starting import filed
         from flow.threads import insert_thread, wake
+        from flow.workspaces import workspace_meant
 
+        where = workspace_meant(workspace, many=settings.many_workspaces)
         new = filed(settings, flow_name or CLAIM_FLOW, filled)
         async with _database(settings, acts=True) as (url, conn):
             thread = await insert_thread(
@@ -87,6 +94,7 @@ def start(
                 input=new.input,
                 requested_by=requested_by,
                 filed_by=user,
+                workspace=where,
             )
             if thread.status == "unavailable" and thread.flow_version == new.flow_version:
                 # Here it is.
@@ -265,8 +273,9 @@ def trace(thread_id: str, as_json: bool) -> None:
 @cli.command("list")
 @click.option("--status", metavar="S", help="Only threads with this status.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most this many.")
+@_workspace
 @_json
-def list_(status: str | None, limit: int, as_json: bool) -> None:
+def list_(status: str | None, limit: int, workspace: str | None, as_json: bool) -> None:
     """The newest threads."""
     from flow.model import STATUSES
 
@@ -276,9 +285,12 @@ def list_(status: str | None, limit: int, as_json: bool) -> None:
     async def run(settings: Settings) -> None:
         from flow.show import print_list, stories_of
         from flow.threads import latest_threads
+        from flow.workspaces import of_workspace
 
         async with _database(settings) as (_url, conn):
-            stories = await stories_of(conn, await latest_threads(conn, status=status, limit=limit))
+            named = await _named_workspace(settings, conn, workspace) if workspace else None
+            only = of_workspace(named) if named else None
+            stories = await stories_of(conn, await latest_threads(conn, status=status, limit=limit, only=only))
         if as_json:
             _print_json([story.as_json() for story in stories])
         else:
@@ -542,7 +554,8 @@ def link(thread_id: str, to: str, only_code: bool, revoke: bool, interrupt_id: s
 @click.option(
     "--as", "who", default="cli", show_default=True, metavar="WHO", help="U01ALICE, alice@example.com or cli."
 )
-def login(who: str) -> None:
+@_workspace
+def login(who: str, workspace: str | None) -> None:
     """Print a link that signs one person in to the web inbox, once, within ten minutes."""
     user = _user()
 
@@ -550,8 +563,8 @@ def login(who: str) -> None:
         from flow.sessions import make_login_link
 
         base = _pages_url(settings)
-        person = await _person_named(settings, who, user)
         async with _database(settings) as (_url, conn):
+            person = await _person_named(settings, conn, who, user, workspace)
             token = await make_login_link(conn, person, by=user)
         click.echo(f"{base}/login/{token}")
         click.echo(f"It signs in as {person.key}, once, within ten minutes. It is not shown again.", err=True)
@@ -564,8 +577,9 @@ def login(who: str) -> None:
 @click.option("--to", metavar="WHO", help="Who decides for them meanwhile, written as approvers are.")
 @click.option("--until", metavar="WHEN", help='The last day, such as friday, 2026-12-24 or "3 days".')
 @click.option("--back", is_flag=True, help="They are back: nobody decides for them any more.")
+@_workspace
 @_json
-def away(who: str | None, to: str | None, until: str | None, back: bool, as_json: bool) -> None:
+def away(who: str | None, to: str | None, until: str | None, back: bool, workspace: str | None, as_json: bool) -> None:
     """Let somebody decide for a person who is away; without options, list who is."""
     from datetime import UTC, datetime
 
@@ -573,6 +587,8 @@ def away(who: str | None, to: str | None, until: str | None, back: bool, as_json
 
     if (who is None) != (to is None and until is None and not back):
         raise click.UsageError("say --as WHO with --to and --until, or with --back; or nothing")
+    if who is None and workspace is not None:
+        raise click.UsageError("--workspace goes with --as WHO")
     if who is not None and (back != (to is None) or back != (until is None)):
         raise click.UsageError("say --to WHO and --until WHEN, or --back")
     user = _user()
@@ -582,8 +598,12 @@ def away(who: str | None, to: str | None, until: str | None, back: bool, as_json
             async with _database(settings) as (_url, conn):
                 _print_delegations(await delegations.current(conn), as_json=as_json)
             return
-        person = await _person_named(settings, who, user)
-        delegate = None if to is None else await _delegate_named(settings, to)
+        from flow.workspaces import workspace_meant
+
+        where = workspace_meant(workspace, many=settings.many_workspaces)
+        async with _database(settings) as (_url, conn):
+            person = await _person_named(settings, conn, who, user, where)
+            delegate = None if to is None else await _delegate_named(settings, conn, to, where)
         async with _database(settings) as (_url, conn), conn.transaction():
             if delegate is None or until is None:
                 held = await delegations.end(conn, person, by=user)
@@ -594,7 +614,9 @@ def away(who: str | None, to: str | None, until: str | None, back: bool, as_json
             end = delegations.parse_until(until, now=now, zone=now.tzinfo or UTC)
             made = await delegations.away(conn, person, to=delegate, until=end, made_by=user)
         _print_delegations([made], as_json=as_json, alone=True)
-        if why_not := await _tell_delegate(settings, made):
+        async with _database(settings) as (_url, conn):
+            why_not = await _tell_delegate(settings, conn, made)
+        if why_not:
             click.echo(f"{made.delegate} was not told ({why_not}): tell them yourself", err=True)
 
     _run(run)
@@ -610,6 +632,7 @@ def _print_delegations(found: Sequence[Delegation], *, as_json: bool, alone: boo
             "to": each.delegate,
             "until": each.until.isoformat(),
             "made_by": each.made_by,
+            "workspace": each.workspace,
         }
         for each in found
     ]
@@ -617,7 +640,8 @@ def _print_delegations(found: Sequence[Delegation], *, as_json: bool, alone: boo
         _print_json(shown[0] if alone else shown)
     for each in () if as_json else found:
         until = f"{each.until.astimezone():%A %Y-%m-%d %H:%M %Z}"
-        click.echo(f"{each.delegate} decides for {visible(each.person_name)} ({each.person}) until {until}")
+        there = f" in {each.workspace}" if each.workspace else ""
+        click.echo(f"{each.delegate} decides for {visible(each.person_name)} ({each.person}){there} until {until}")
     if not found and not as_json:
         click.echo("nobody is away")
 
@@ -630,7 +654,8 @@ def tokens() -> None:
 @tokens.command("create")
 @click.argument("name")
 @click.option("--scope", "scopes", multiple=True, required=True, help="read, start or decide; may be repeated.")
-def tokens_create(name: str, scopes: tuple[str, ...]) -> None:
+@click.option("--workspace", metavar="ID", help="For this workspace alone, where there are many.")
+def tokens_create(name: str, scopes: tuple[str, ...], workspace: str | None) -> None:
     """Make a token and print it, once. It acts as api:NAME; to decide, that must be among the approvers."""
     from flow.tokens import SCOPES, create_token, parse_token_name
 
@@ -642,7 +667,8 @@ def tokens_create(name: str, scopes: tuple[str, ...]) -> None:
 
     async def run(settings: Settings) -> None:
         async with _database(settings) as (_url, conn):
-            secret = await create_token(conn, name, wanted, by=user)
+            where = await _named_workspace(settings, conn, workspace) if workspace else None
+            secret = await create_token(conn, name, wanted, by=user, workspace=where)
         click.echo(secret)
         click.echo("It is not shown again.", err=True)
 
@@ -663,7 +689,7 @@ def tokens_list(as_json: bool) -> None:
             _print_json([each.as_json() for each in found])
         for each in () if as_json else found:
             revoked = f", revoked at {each.revoked_at:%Y-%m-%d %H:%M}" if each.revoked_at else ""
-            scopes = ", ".join(each.scopes)
+            scopes = ", ".join(each.scopes) + (f" in {each.workspace}" if each.workspace else "")
             click.echo(f"{each.name}: {scopes}; by {each.created_by} at {each.created_at:%Y-%m-%d %H:%M}{revoked}")
 
     _run(run)
@@ -1117,31 +1143,57 @@ def _pages_url(settings: Settings) -> str:
     return settings.pages_url
 
 
-async def _person_named(settings: Settings, who: str, user: str) -> Person:
-    """The person of a session; the one who types here is nobody special on the web."""
+async def _named_workspace(settings: Settings, conn: Connection, workspace: str | None) -> str | None:
+    """The one of several that is meant. Raises BadInput, UnknownWorkspace, WorkspaceClosed."""
+    from flow.errors import WorkspaceClosed
+    from flow.workspaces import workspace_meant, workspace_of
+
+    named = workspace_meant(workspace, many=settings.many_workspaces)
+    if named is not None and not (await workspace_of(conn, named)).is_installed:
+        raise WorkspaceClosed(named, "has uninstalled the app: nobody of it is let in until it is installed again")
+    return named
+
+
+async def _person_named(settings: Settings, conn: Connection, who: str, user: str, workspace: str | None) -> Person:
+    """The person of a session; the one who types here is nobody special on the web.
+
+    A member of Slack is of a workspace, where there are many; whoever else is named is of one only if that is said.
+    """
     import re
+    from dataclasses import replace
 
     from flow import inputs
     from flow.model import Person
 
-    if who in ("cli", user):
-        return Person(key=user, name=user, names=frozenset({user}))
-    if "@" in who:
-        return inputs.mail_person(who)
+    if who in ("cli", user) or "@" in who:
+        where = await _named_workspace(settings, conn, workspace) if workspace else None
+        person = inputs.mail_person(who) if "@" in who else Person(key=user, name=user, names=frozenset({user}))
+        return replace(person, workspace=where)
     match = re.fullmatch(r"(?:slack:([TE][A-Z0-9]{2,})/)?([UW][A-Z0-9]{2,})", who)
     if match is None:
         raise click.UsageError("--as is U01ALICE, slack:T01TEAM/U01ALICE, alice@example.com or cli")
     from bot.people import slack_person
 
-    ours = await _own_team(settings)
+    named = await _named_workspace(settings, conn, workspace)
+    ours = frozenset({named}) if named else await _own_team(settings)
     team_id = match[1] or next((key for key in ours if key.startswith("T")), None)
     if team_id is None:
         # Under another key the same person would have a second voice.
-        raise FlowError(f"nobody here knows whose member {who} is (Slack is off): write slack:TEAM/{who}")
-    return slack_person(user_id=match[2], name=match[2], team_id=team_id, enterprise_id=None, own_team=ours)
+        why = f"{named} is a whole grid" if named else "Slack is off"
+        raise FlowError(f"nobody here knows whose member {who} is ({why}): write slack:TEAM/{who}")
+    grid = named if named and named.startswith("E") else None
+    return slack_person(
+        user_id=match[2],
+        name=match[2],
+        team_id=team_id,
+        enterprise_id=grid,
+        # Whoever types here says that this is a team of the grid.
+        own_team={team_id} if grid else ours,
+        workspace=named,
+    )
 
 
-async def _delegate_named(settings: Settings, to: str) -> str:
+async def _delegate_named(settings: Settings, conn: Connection, to: str, workspace: str | None) -> str:
     """One person, by the name that a list of approvers would have. Raises BadInput.
 
     Where Slack is off, nobody says who is a guest there, and at the decision nobody of it is let decide for another.
@@ -1158,28 +1210,38 @@ async def _delegate_named(settings: Settings, to: str) -> str:
     if is_group(delegate):
         raise BadInput("--to", to, "name one person, not a group")
     if settings.slack_is_on:
-        await _check_delegate(settings, delegate)
+        from bot.groups import OwnTeam
+
+        async with _slack(settings, conn, workspace) as client:
+            # A guest, a bot or an outsider of Slack is refused.
+            await OwnTeam(client).check_delegate(delegate)
     return delegate
 
 
-async def _check_delegate(settings: Settings, delegate: str) -> None:
-    """Refuse a guest, a bot or an outsider of Slack."""
-    from bot.groups import OwnTeam
-    from bot.slack_api import slack_client
-
-    async with slack_client(settings) as client:
-        await OwnTeam(client).check_delegate(delegate)
-
-
-async def _tell_delegate(settings: Settings, made: Delegation) -> str | None:
+async def _tell_delegate(settings: Settings, conn: Connection, made: Delegation) -> str | None:
     """As `/claims away` does; why they were not told, or None."""
     if not settings.slack_is_on:
         return "Slack is off"
     from bot.away import tell_delegate
+
+    async with _slack(settings, conn, made.workspace) as client:
+        return await tell_delegate(client, made)
+
+
+@contextlib.asynccontextmanager
+async def _slack(settings: Settings, conn: Connection, workspace: str | None) -> AsyncIterator[AsyncWebClient]:
+    """The client of this workspace, or of the one that there is. Raises WorkspaceClosed, TokenUnreadable."""
     from bot.slack_api import slack_client
 
-    async with slack_client(settings) as client:
-        return await tell_delegate(client, made)
+    if workspace is None:
+        async with slack_client(settings) as client:
+            yield client
+        return
+    from bot.workspaces import Clients
+    from flow.workspaces import workspace_of
+
+    async with Clients.of(settings) as clients:
+        yield clients.client(await workspace_of(conn, workspace))
 
 
 async def _own_team(settings: Settings) -> frozenset[str]:

@@ -33,9 +33,9 @@ from flow.model import CLAIM_FLOW, Approval, Decision, Event, Payment, Person, V
 from flow.receipts import Answer, answer_once
 from flow.show import approval_as_json, decision_as_json, payment_as_json, stories_of
 from flow.spans import parse_traceparent
-from flow.starting import Checker, place_of_start
+from flow.starting import Checker
 from flow.tokens import Scope, Token, token_of
-from flow.workspaces import reached
+from flow.workspaces import reached, workspace_meant
 
 # The largest claim has 10,000 characters of note.
 LARGEST_BODY = 1 << 16
@@ -228,7 +228,7 @@ async def start_thread(call: Call) -> Answer:
     requested_by = inputs.parse_text("requested_by", asked.requested_by or token.key, inputs.MAX_NAME, lines=False)
     if requested_by != token.key and "decide" in token.scopes:
         raise NotAllowed(token.key, "a token that may decide files requests in its own name only")
-    workspace = place_of_start(asked.workspace or token.workspace, many=call.many_workspaces)
+    workspace = workspace_meant(asked.workspace or token.workspace, many=call.many_workspaces)
     key = _idempotency_key(call.request)
     traceparent = parse_traceparent(call.request.headers.getall("traceparent", []))
 

@@ -42,7 +42,7 @@ from bot.pool import on_pool
 from bot.slack_api import RATE_LIMITS, read_error
 from bot.views import skeleton
 from flow import delegations, threads
-from flow.approvals import approval_of
+from flow.approvals import approval_for
 from flow.database import AWAY, Connection
 from flow.errors import BadInput, FlowError, ThreadExists, UnknownApproval
 from flow.inbox import Search, View, count_mine, find, find_threads, lists_groups, waits_for
@@ -89,7 +89,11 @@ class Desk:
 
     async def _person(self, visitor: Visitor) -> Person:
         """Who it is to the policy. Raises MembershipUnknown."""
-        person = slack_person(
+        return await self._own_team.placed(await self._came(visitor))
+
+    async def _came(self, visitor: Visitor) -> Person:
+        """As the payload has them."""
+        return slack_person(
             user_id=visitor.user_id,
             name=visitor.name,
             team_id=visitor.team_id,
@@ -97,7 +101,6 @@ class Desk:
             own_team=await self._own_team.keys(),
             workspace=self._own_team.workspace,
         )
-        return await self._own_team.placed(person)
 
     async def _reader(self, visitor: Visitor) -> Person:
         """The same as lists take them: with their user groups, if any matter, and with those whom they decide for."""
@@ -162,11 +165,12 @@ class Desk:
         try:
             acting = await self._reader(visitor)
         except MembershipUnknown as exc:
-            lines = await on_pool(self._pool, lambda conn: _outcomes(conn, results))
+            came = await self._came(visitor)
+            lines = await on_pool(self._pool, lambda conn: _outcomes(conn, came, results))
             return home_without_lists([*said, *lines, f"⚠️ {escape(sentence(exc))}"], ways)
 
         async def look(conn: Connection) -> tuple[Contents, list[str]]:
-            return await self._contents(conn, acting, ways), await _outcomes(conn, results)
+            return await self._contents(conn, acting, ways), await _outcomes(conn, acting, results)
 
         contents, lines = await on_pool(self._pool, look)
         return home_view(contents, public_url=self._door.public_url, said=[*said, *lines])
@@ -220,7 +224,7 @@ class Desk:
         acting = await self._reader(visitor)
 
         async def look(conn: Connection) -> tuple[str, list[Block]]:
-            said = await _outcomes(conn, results)
+            said = await _outcomes(conn, acting, results)
             if turn.name == "asked":
                 return stories_list(await _asked(conn, acting, turn), said=said)
             page = await self._approvals(conn, acting, turn)
@@ -243,7 +247,8 @@ class Desk:
             text, blocks = await self._list(visitor, turn, results)
             if not await answered(respond, text=text, blocks=blocks, replace_original=True) and results:
                 # The list cannot be replaced any more; what a press did is told all the same.
-                said = await on_pool(self._pool, lambda conn: _outcomes(conn, results))
+                came = await self._came(visitor)
+                said = await on_pool(self._pool, lambda conn: _outcomes(conn, came, results))
                 await self._door.note(None, visitor.user_id, "\n".join(said))
 
         self._spawn(replace())
@@ -365,12 +370,12 @@ async def _last_with_rows(
     return page_of(found, turn.way, place)
 
 
-async def _outcomes(conn: Connection, results: Sequence[tuple[str, str | None]]) -> list[str]:
-    """A line for each press."""
+async def _outcomes(conn: Connection, person: Person, results: Sequence[tuple[str, str | None]]) -> list[str]:
+    """A line for each press of theirs."""
     lines = []
     for interrupt_id, note in results:
         try:
-            lines.append(outcome_line(await approval_of(conn, interrupt_id), note))
+            lines.append(outcome_line(await approval_for(conn, person, interrupt_id), note))
         except UnknownApproval as exc:
             lines.append(f"⚠️ {escape(sentence(exc))}")
     return lines

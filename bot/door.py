@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import aiohttp
-from psycopg import errors
 from slack_bolt.context.respond.async_respond import AsyncRespond
 from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
@@ -27,8 +26,9 @@ from bot.people import slack_person, unknown_kept, with_groups
 from bot.pool import Pool, on_pool
 from bot.views import View, in_words
 from flow import notices
+from flow.approvals import approval_for
 from flow.database import AWAY, Connection
-from flow.errors import FlowError
+from flow.errors import FlowError, UnknownApproval
 from flow.log import also_concerning
 from flow.model import Person
 
@@ -69,6 +69,7 @@ class Door:
         )
 
     async def _came(self, press: Press) -> Person:
+        """As the payload has them: of this door's workspace, whatever it says of their team."""
         return person_of(press, await self.own_team.keys(), self.own_team.workspace)
 
     async def _act_kept(self, press: Press, work: Work[T]) -> T:
@@ -154,11 +155,12 @@ class Door:
         if press.channel_id is None or press.message_ts is None:
             return
         copy = (press.channel_id, press.message_ts)
-        # For an approval that does not exist there is nothing to show, and the person was told so.
-        with contextlib.suppress(errors.ForeignKeyViolation):
+        # Of an approval that is not there, or not for here, there is nothing to show, and the person was told so.
+        with contextlib.suppress(UnknownApproval):
             async with self.pool.connection() as conn:
                 if copy in await notices.messages_of(conn, press.interrupt_id):
                     return
+                await approval_for(conn, await self._came(press), press.interrupt_id)
                 async with conn.transaction():
                     await notices.remember_message(conn, press.interrupt_id, *copy)
                     await notices.show_card(conn, press.interrupt_id)

@@ -25,7 +25,7 @@ from bot.people import as_named_here
 from bot.questions import FORM, form_of, has_form, typed_in
 from bot.views import AMOUNT, MAX_REASON, REJECT, View, amount_form, in_words, reject_form, skeleton
 from flow import inputs
-from flow.approvals import approval_of, check_decidable, decide, refusals_kept
+from flow.approvals import approval_for, check_decidable, decide, refusals_kept
 from flow.changes import change_amount, withdraw
 from flow.database import Connection
 from flow.errors import BadInput, FlowError, NothingToDecide
@@ -160,14 +160,14 @@ async def _change_view(conn: Connection, person: Person, press: Press) -> View:
 async def _decidable(conn: Connection, person: Person, press: Press) -> Approval:
     """The approval, if this person may decide it as it was shown. Raises FlowError, which says why not."""
     async with refusals_kept(conn, press.interrupt_id, person, door="slack", shown=press.request_hash):
-        approval = await approval_of(conn, press.interrupt_id)
+        approval = await approval_for(conn, person, press.interrupt_id)
         await check_decidable(conn, approval, person, request_hash=press.request_hash)
     return approval
 
 
 async def _details(door: Door, conn: Connection, person: Person, press: Press) -> View:
     """Whoever can see the card may: the members of our own team, and whoever it names."""
-    approval = as_named_here(await approval_of(conn, press.interrupt_id), await door.own_team.keys())
+    approval = as_named_here(await approval_for(conn, person, press.interrupt_id), await door.own_team.keys())
     if press.user_id not in person.names and not may_see(approval, person, ()):
         return in_words("Details", "Only members of this workspace see more of it.")
     [story] = await stories_of(conn, [await thread_of(conn, approval.thread_id)])
@@ -189,7 +189,7 @@ async def _reject(conn: Connection, person: Person, press: Press, values: Any) -
 
 
 async def _change(conn: Connection, person: Person, press: Press, values: Any) -> str | None:
-    question = question_of((await approval_of(conn, press.interrupt_id)).request)
+    question = question_of((await approval_for(conn, person, press.interrupt_id)).request)
     name, answer = answer_of(question, typed_in(values, question))
     verdict = Verdict(verdict=name, door="slack", request_hash=press.request_hash, answer=answer)
     decided = await decide(conn, press.interrupt_id, person, verdict)
@@ -212,7 +212,7 @@ async def _change_amount(conn: Connection, person: Person, press: Press, values:
 
 async def _withdraw(conn: Connection, person: Person, press: Press) -> None:
     """Take back what was shown, and not what the thread may wait for by now."""
-    approval = await approval_of(conn, press.interrupt_id)
+    approval = await approval_for(conn, person, press.interrupt_id)
     await withdraw(
         conn,
         approval.thread_id,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from bot.pool import Pool
-from flow.approvals import approval_of, record_refusal
+from flow.approvals import approval_for, record_refusal
 from flow.delegations import Delegation
 from flow.errors import FlowError, GroupsUnknown
 from flow.model import Approval, Person
@@ -98,7 +98,7 @@ async def unknown_kept(
         yield
     except MembershipUnknown as exc:
         async with pool.connection() as conn, conn.transaction():
-            approval = await approval_of(conn, interrupt_id)
+            approval = await approval_for(conn, person, interrupt_id)
             await record_refusal(conn, approval, person, exc, door=door, shown=shown)
         raise
 

@@ -64,7 +64,7 @@ _STATUSES: dict[type[FlowError], int] = {
     LinkGone: 410,
     UnknownFlow: 422,
     UnknownWorkspace: 422,
-    WorkspaceClosed: 409,
+    WorkspaceClosed: 422,
     NotChecked: 503,
     MembershipUnknown: 503,
 }

@@ -22,7 +22,8 @@ from flow.approvals import Decided
 from flow.database import Connection, connect, database_url, ensure_schema
 from flow.model import Approval, Person, Thread, Verdict
 from flow.settings import Settings, read_settings
-from flow.starting import filed, place_of_start
+from flow.starting import filed
+from flow.workspaces import workspace_meant
 
 
 class Client:
@@ -51,7 +52,7 @@ class Client:
         WorkspaceClosed.
         """
         new = filed(self._settings, flow, given)
-        where = place_of_start(workspace, many=self._settings.many_workspaces)
+        where = workspace_meant(workspace, many=self._settings.many_workspaces)
         return await threads.insert_thread(
             self._conn,
             thread_id=inputs.parse_thread_id(thread_id),

@@ -119,6 +119,7 @@ async def page_after(
     """
     last = 0
     if workspace is not None:
+        await _give_some(conn)
         # Before they are read: what becomes visible between the two is for the next page.
         row = await (await conn.execute("SELECT coalesce(max(position), 0) AS last FROM events")).fetchone()
         assert row is not None

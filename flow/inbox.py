@@ -17,7 +17,7 @@ from psycopg import sql
 
 from flow.approvals import latest_approvals
 from flow.database import Connection, Page, newest
-from flow.errors import NotAllowed
+from flow.errors import NotAllowed, UnknownApproval
 from flow.model import Absent, Approval, Person, Thread
 from flow.policy import is_requester, names_person
 from flow.standing import check_person, escalates
@@ -65,11 +65,11 @@ def may_see(approval: Approval, person: Person, viewers: Collection[str]) -> boo
 def waits_for(approval: Approval, person: Person, now: datetime) -> bool:
     """Whether this person's vote is still missing, and would be taken. The view `mine` says the same in SQL."""
     over = approval.expires_at is not None and approval.expires_at <= now and not escalates(approval)
-    if not approval.is_open or over or not reaches(person, approval.workspace):
+    if not approval.is_open or over:
         return False
     try:
         standing = check_person(approval, person)
-    except NotAllowed:
+    except (NotAllowed, UnknownApproval):
         return False
     voice = bare_name(standing.absent.key if standing.absent else person.key)
     return not any(vote.person == person.key or vote.voice == voice for vote in approval.votes)

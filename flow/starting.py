@@ -47,20 +47,6 @@ class ClaimInput(BaseModel):
     note: str = ""
 
 
-def place_of_start(workspace: str | None, *, many: bool) -> str | None:
-    """In which of several workspaces something is started; None where there is one, in the settings.
-
-    Raises BadInput unless it is said where there are many, and only there.
-    """
-    if not many:
-        if workspace is not None:
-            raise BadInput("workspace", workspace, "there is one here, that of SLACK_BOT_TOKEN: leave it out")
-        return None
-    if workspace is None:
-        raise BadInput("workspace", "", "there are many here: say which, as `claim_flow.py workspaces list` has them")
-    return workspace
-
-
 def filed(settings: Settings, flow: str, given: dict[str, Any]) -> New:
     """The new thread of this flow. Raises BadInput, UnknownFlow, SettingError.
 

@@ -20,7 +20,7 @@ from psycopg import sql
 from flow.audit import AuditKind, door_of, record
 from flow.cipher import Cipher
 from flow.database import Connection, Page, ring
-from flow.errors import SettingError, UnknownWorkspace, WorkspaceClosed
+from flow.errors import BadInput, SettingError, UnknownWorkspace, WorkspaceClosed
 from flow.model import Person
 from flow.policy import NOBODY, Policy, parse_policy
 from flow.text import digest, visible
@@ -53,6 +53,20 @@ def reached(person: Person) -> Page:
 def of_workspace(workspace: str) -> Page:
     """Rows of this one alone."""
     return Page(where=sql.SQL("workspace = %(workspace)s"), values={"workspace": workspace})
+
+
+def workspace_meant(workspace: str | None, *, many: bool) -> str | None:
+    """The one of several that somebody names; None where there is one, in the settings.
+
+    Raises BadInput unless it is named where there are many, and only there.
+    """
+    if not many:
+        if workspace is not None:
+            raise BadInput("workspace", workspace, "there is one here, that of SLACK_BOT_TOKEN: leave it out")
+        return None
+    if workspace is None:
+        raise BadInput("workspace", "", "there are many here: say which, as `claim_flow.py workspaces list` has them")
+    return workspace
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,15 +39,15 @@ def command_body(text: str, *, user: str, response_url: str, **fields: str) -> b
     return urlencode(typed | fields).encode()
 
 
-def opened_body(user: str, *, tab: str = "home") -> bytes:
+def opened_body(user: str, *, tab: str = "home", team: str = TEAM) -> bytes:
     """The event: https://api.slack.com/events/app_home_opened"""
     event = {"type": "app_home_opened", "user": user, "channel": "D01ALICE", "tab": tab, "event_ts": "1796072400.1"}
-    authorization = {"enterprise_id": None, "team_id": TEAM, "user_id": "U0BOT", "is_bot": True}
+    authorization = {"enterprise_id": None, "team_id": team, "user_id": "U0BOT", "is_bot": True}
     return json.dumps(
         {
             "type": "event_callback",
             "token": "verification-token",
-            "team_id": TEAM,
+            "team_id": team,
             "api_app_id": "A01APP",
             "event": event,
             "event_id": "Ev01",

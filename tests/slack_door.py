@@ -21,10 +21,23 @@ from bot.slack import Background, build_bolt, slack_events
 from bot.slack_api import CALL_TIMEOUT_S
 from bot.web import build_web
 from flow.database import Connection
+from flow.model import Person
 from tests.block_kit import words_of
 from tests.local_slack import BOT_TOKEN, CHANNEL, SIGNING_SECRET, LocalSlack
 from tests.rows import until, value
 from tests.slack_requests import ABSENT, SlackRequest, altered_click_body, button, payload_body
+
+
+class OurTeam:
+    """As `bot.groups.OwnTeam`, without a Slack to ask."""
+
+    workspace = None
+
+    async def keys(self) -> frozenset[str]:
+        return frozenset({"T01TEST"})
+
+    async def placed(self, person: Person) -> Person:
+        return person
 
 
 @dataclass(frozen=True, kw_only=True)

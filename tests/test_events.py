@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from flow import payments, threads
+from flow import events, payments, threads
 from flow.approvals import decide
 from flow.database import Connection
 from flow.deadlines import expire_overdue
 from flow.drive import drive
-from flow.events import events_after
+from flow.errors import EventsForgotten, EventUnknown
+from flow.events import events_after, page_after, record_events
 from flow.flows import Flows
 from flow.inputs import parse_claim
+from flow.model import Event
 from flow.policy import Tier
 from tests.api_door import Program, api_in_process, token
 from tests.bank import Bank
@@ -235,3 +238,71 @@ async def test_the_end_of_the_events_is_where_the_next_ones_are_asked_for(robot:
 async def test_events_are_for_tokens_that_may_read(robot: Program, conn: Connection) -> None:
     other = await token(conn, "clerk", ("decide",))
     assert (await robot.ask("GET", "/api/events", headers={"Authorization": f"Bearer {other}"})).status == 403
+
+
+# One workspace of several
+
+
+async def pay_in(conn: Connection, *workspaces: str) -> None:
+    """One more event in each of these."""
+    for workspace in workspaces:
+        thread_id = f"t{uuid.uuid4()}"
+        query = "INSERT INTO threads (thread_id, flow, flow_version, input, requested_by, workspace) VALUES"
+        await conn.execute(f"{query} (%s, 'claims', '1', '{{}}', 'cli:ann', %s)", (thread_id, workspace))
+        await record_events(conn, thread_id, "payment.paid", data={"thread": thread_id})
+
+
+@pytest.fixture
+async def two(conn: Connection) -> Connection:
+    await conn.execute(
+        "INSERT INTO workspaces (workspace, name, token, installed_by) SELECT w, w, 'sealed', 'cli:ann'"
+        " FROM unnest('{T01OURS,T02THEIRS}'::text[]) AS w"
+    )
+    return conn
+
+
+async def test_whoever_reads_one_workspace_gets_all_of_it_and_nothing_else(two: Connection) -> None:
+    await pay_in(two, *["T01OURS", "T02THEIRS", "T02THEIRS"] * 4)
+    read: list[Event] = []
+    place, following = -1, 0
+    while following > place:
+        place = following
+        found, following = await page_after(two, place, limit=3, workspace="T01OURS")
+        read += found
+    assert [event.data["workspace"] for event in read] == ["T01OURS"] * 4
+    everything, _ = await page_after(two, 0, limit=100)
+    assert [event.data["workspace"] for event in everything] == ["T01OURS", "T02THEIRS", "T02THEIRS"] * 4
+
+
+async def test_what_is_forgotten_of_others_is_no_loss_to_whoever_keeps_reading(two: Connection) -> None:
+    await pay_in(two, "T01OURS", "T02THEIRS", "T02THEIRS")
+    found, place = await page_after(two, 0, limit=10, workspace="T01OURS")
+    assert [event.position for event in found] == [1] and place == 3
+    await two.execute("DELETE FROM events")
+    await two.execute("UPDATE installation SET events_forgotten = 3")
+    # Nothing of theirs was forgotten behind the place that they were given, only behind what they read last.
+    assert await page_after(two, place, limit=10, workspace="T01OURS") == ([], 3)
+    with pytest.raises(EventsForgotten):
+        await page_after(two, 1, limit=10, workspace="T01OURS")
+    with pytest.raises(EventUnknown):
+        await page_after(two, 4, limit=10, workspace="T01OURS")
+
+
+async def test_what_becomes_visible_while_a_page_is_read_is_on_the_next(
+    two: Connection, crowd: list[Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, *_ = crowd
+
+    async def and_then_one_more(conn: Connection, *args: Any, **more: Any) -> Any:
+        found = await events_after(conn, *args, **more)
+        await pay_in(other, "T01OURS")
+        await events_after(other, 0, limit=1)
+        return found
+
+    await pay_in(two, "T02THEIRS")
+    with monkeypatch.context() as patch:
+        patch.setattr(events, "events_after", and_then_one_more)
+        found, place = await page_after(two, 0, limit=10, workspace="T01OURS")
+    assert found == []
+    [late], _ = await page_after(two, place, limit=10, workspace="T01OURS")
+    assert late.data["workspace"] == "T01OURS"

@@ -23,7 +23,6 @@ from flow import links
 from flow.approvals import approval_of, decide
 from flow.database import Connection
 from flow.inputs import mail_person
-from flow.model import Person
 from flow.policy import Tier
 from flow.sessions import end_session
 from flow.tokens import revoke_token
@@ -32,7 +31,7 @@ from tests.browsing import Visitor, pages_in_process, signed_in_at_once
 from tests.local_slack import SIGNING_SECRET
 from tests.people import ANN, NO, ask, slack_person
 from tests.rows import RENEW_FINGERPRINTS, all_rows, value
-from tests.slack_door import Caller, client_of, errors_in, typed_in
+from tests.slack_door import Caller, OurTeam, client_of, errors_in, typed_in
 
 # How each door's own person is written in a list of approvers.
 NAMES = {
@@ -54,18 +53,6 @@ DANA, DANA_BY_MAIL = slack_person("U05DANA", "Dana"), mail_person("dana@example.
 
 # Sends the decision that was prepared; the HTTP status.
 Send = Callable[[], Awaitable[int]]
-
-
-class OurTeam:
-    """As `bot.groups.OwnTeam`, without a Slack to ask."""
-
-    workspace = None
-
-    async def keys(self) -> frozenset[str]:
-        return frozenset({"T01TEST"})
-
-    async def placed(self, person: Person) -> Person:
-        return person
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from flow.approvals import latest_approvals
 from flow.database import Connection
 from flow.inbox import Search, count_mine, find, find_threads, lists_groups
 from flow.model import Person
 from flow.notices import Lane, change_direct_cards, lease, remind
+from flow.threads import latest_threads
+from flow.workspaces import reached
 from tests.people import EVE, ask
 from tests.rows import RENEW_FINGERPRINTS, all_rows
 
@@ -77,7 +80,16 @@ _LOOKS: dict[str, Look] = {
     "history": lambda conn, person: find(conn, person, Search(view="history"), viewers=(), limit=11),
     "all": lambda conn, person: find(conn, person, Search(view="all"), viewers=(), limit=11),
     "groups": lambda conn, _: lists_groups(conn),
-    "away": lambda conn, person: change_direct_cards(conn, person.names, workspace=None),
+    "away": lambda conn, person: change_direct_cards(conn, person.names, workspace=person.workspace),
+}
+
+# What whoever may see everything is shown, and a token of the API that was made for one workspace.
+_LOOKS_OF_ONE: dict[str, Look] = {
+    "viewer, waits": lambda conn, person: find(conn, person, Search(), viewers=person.names, limit=11),
+    "viewer, history": lambda conn, person: find(conn, person, Search(view="history"), viewers=person.names, limit=11),
+    "viewer, all": lambda conn, person: find(conn, person, Search(view="all"), viewers=person.names, limit=11),
+    "API, threads": lambda conn, person: latest_threads(conn, status=None, limit=50, only=reached(person)),
+    "API, approvals": lambda conn, person: latest_approvals(conn, status=None, limit=50, only=reached(person)),
 }
 
 
@@ -146,14 +158,42 @@ async def test_no_list_reads_through_what_is_others(many: Connection, name: str)
         ("UX7", ["SZ7", "SZ8"]),
         ("UBUSY", []),
     ):
-        names = frozenset({member, f"slack:T01TEST/{member}", *groups})
-        person = replace(EVE, key=f"slack:T01TEST/{member}", names=names)
-        explained = _Explained(many)
-        await _LOOKS[name](explained, person)  # type: ignore[arg-type]
-        for plan in explained.plans:
-            for node in _nodes(plan):
-                if node.get("Relation Name") in ("threads", "approvals"):
-                    dropped = node.get("Rows Removed by Filter", 0) * node["Actual Loops"]
-                    assert node["Node Type"] != "Seq Scan", (member, plan)
-                    assert dropped < _MOST_DROPPED, (member, plan)
-                    assert node["Actual Rows"] * node["Actual Loops"] <= _MOST_READ, (member, plan)
+        await _read_little(many, _LOOKS[name], _person(member, groups))
+
+
+async def test_no_list_of_a_small_workspace_reads_through_the_large_one(many: Connection) -> None:
+    """Its twenty requests are the oldest of twenty thousand, and name the same people."""
+    await many.execute(
+        "INSERT INTO workspaces (workspace, name, token, installed_by) SELECT w, w, 'sealed', 'cli:ann'"
+        " FROM unnest('{T01SMALL,T02LARGE}'::text[]) AS w"
+    )
+    await many.execute("SET session_replication_role = replica")
+    for table in ("threads", "approvals"):
+        await many.execute(
+            f"UPDATE {table} SET workspace = CASE WHEN substr(thread_id, 2)::int > %s THEN 'T01SMALL' ELSE 'T02LARGE'"
+            " END",
+            (ROWS - 20,),
+        )
+    await many.execute(RENEW_FINGERPRINTS)
+    await many.execute("SET session_replication_role = origin")
+    await many.execute("VACUUM FULL ANALYZE threads, approvals")
+    for look in (_LOOKS | _LOOKS_OF_ONE).values():
+        for member in ("U66EVE", "UY7", "UBUSY"):
+            await _read_little(many, look, _person(member, [], "T01SMALL"))
+
+
+def _person(member: str, groups: list[str], workspace: str | None = None) -> Person:
+    names = frozenset({member, f"slack:T01TEST/{member}", *groups})
+    return replace(EVE, key=f"slack:T01TEST/{member}", names=names, workspace=workspace)
+
+
+async def _read_little(conn: Connection, look: Look, person: Person) -> None:
+    explained = _Explained(conn)
+    await look(explained, person)  # type: ignore[arg-type]
+    for plan in explained.plans:
+        for node in _nodes(plan):
+            if node.get("Relation Name") in ("threads", "approvals"):
+                dropped = node.get("Rows Removed by Filter", 0) * node["Actual Loops"]
+                assert node["Node Type"] != "Seq Scan", (person.key, plan)
+                assert dropped < _MOST_DROPPED, (person.key, plan)
+                assert node["Actual Rows"] * node["Actual Loops"] <= _MOST_READ, (person.key, plan)

@@ -26,6 +26,7 @@ from tests.openid_server import (
 )
 from tests.people import ALICE, ask
 from tests.rows import all_rows, one_row
+from tests.slack_door import OurTeam
 
 
 @pytest.fixture
@@ -37,7 +38,8 @@ async def slack() -> AsyncIterator[OpenIdServer]:
 @pytest.fixture
 async def site(database_url: str, slack: OpenIdServer) -> AsyncIterator[Site]:
     provider = Provider.of(api_url=f"{slack.url}/api/", client_id=CLIENT_ID, client_secret=CLIENT_SECRET)
-    async with pages_in_process(database_url, openid=provider, own_team=frozenset({"T01TEST"})) as running:
+    ours: Any = OurTeam()
+    async with pages_in_process(database_url, openid=provider, groups=ours) as running:
         yield running
 
 

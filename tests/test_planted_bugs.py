@@ -236,8 +236,8 @@ BUGS = [
     Bug(
         name="a decision does not look again under the lock",
         file="flow/approvals.py",
-        old="        approval = await approval_of(conn, interrupt_id, lock=True)\n        standing = await _checked",
-        new="        approval = await approval_of(conn, interrupt_id)\n        standing = await _checked",
+        old="await approval_for(conn, person, interrupt_id, lock=True)\n        standing = await _checked",
+        new="await approval_for(conn, person, interrupt_id)\n        standing = await _checked",
         tests="test_approvals.py",
     ),
     Bug(
@@ -625,8 +625,8 @@ BUGS = [
     Bug(
         name="a delegate's list holds what whoever is away asked for",
         file="flow/inbox.py",
-        old='"(approvers && {names}::text[] AND NOT lower(approvals.requested_by) = ANY({lowered})"',
-        new='"(approvers && {names}::text[] AND {lowered} IS NOT NULL"',
+        old='" AND NOT lower(approvals.requested_by) = ANY({lowered})"',
+        new='" AND {lowered} IS NOT NULL"',
         tests="test_away.py",
     ),
     Bug(
@@ -880,6 +880,62 @@ BUGS = [
         old="max(timedelta(0), ended - max(span.started_at, until))",
         new="ended - span.started_at",
         tests="test_spans.py",
+    ),
+    Bug(
+        name="what is asked for by its id may be of any workspace",
+        file="flow/approvals.py",
+        old="    if not reaches(person, approval.workspace):",
+        new="    if not approval.interrupt_id:",
+        tests="test_workspaces_apart.py",
+    ),
+    Bug(
+        name="a name on the list is enough in any workspace",
+        file="flow/standing.py",
+        old="    if not reaches(person, approval.workspace):",
+        new="    if not approval.interrupt_id:",
+        tests="test_workspaces_apart.py::test_a_name_on_the_list_says_nothing_in_another_workspace",
+    ),
+    Bug(
+        name="a list has what is of other workspaces",
+        file="flow/inbox.py",
+        old="own = [reached(person).where, _view(search.view, person), *seen]",
+        new="own = [_view(search.view, person), *seen]",
+        tests="test_workspaces_apart.py",
+    ),
+    Bug(
+        name="a program is told what happens in other workspaces",
+        file="flow/events.py",
+        old='of_workspace = "" if workspace is None else " AND workspace = %(workspace)s"',
+        new='of_workspace = ""',
+        tests="test_events.py",
+    ),
+    Bug(
+        name="events of one workspace are gone past",
+        file="flow/events.py",
+        old="    return found, read if len(found) == limit else max(read, last)",
+        new="    return found, max(read, last)",
+        tests="test_events.py",
+    ),
+    Bug(
+        name="whoever was signed in stays when the app is uninstalled",
+        file="flow/sessions.py",
+        old=" AND w.token IS NOT NULL))",
+        new="))",
+        tests="test_workspaces_apart.py",
+    ),
+    Bug(
+        name="whoever is away in one workspace is away in all",
+        file="flow/standing.py",
+        old="    if absent.workspace != approval.workspace:",
+        new="    if not absent.key:",
+        tests="test_workspaces_apart.py",
+    ),
+    Bug(
+        name="a token of one workspace starts things in another",
+        file="bot/api.py",
+        old="    if token.workspace is not None and asked.workspace not in (None, token.workspace):",
+        new="    if token.workspace is not None and asked.workspace == token.workspace:",
+        tests="test_workspaces_apart.py",
     ),
 ]
 
