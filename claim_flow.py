@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -743,13 +743,12 @@ def workspaces_list(as_json: bool) -> None:
 @click.option(
     "--policy",
     "policy_file",
-    type=click.File(encoding="utf-8"),
     metavar="FILE",
-    help="Who approves what there, written as policy.toml; - is stdin.",
+    help="Who approves what there, written as policy.toml; - reads it from stdin.",
 )
 @click.option("--filers", metavar="NAMES", help="Who files claims there, written as FILERS; empty: every full member.")
 def workspaces_set(
-    workspace: str, channel: str | None, ops_channel: str | None, policy_file: IO[str] | None, filers: str | None
+    workspace: str, channel: str | None, ops_channel: str | None, policy_file: str | None, filers: str | None
 ) -> None:
     """Set a workspace up: what is not said stays as it is. Until it has a policy, nothing is filed there."""
     from flow import inputs
@@ -760,7 +759,7 @@ def workspaces_set(
         "channel": inputs.parse_channel("--channel", channel),
         "ops_channel": inputs.parse_channel("--ops-channel", ops_channel),
         "filers": inputs.parse_filers("--filers", filers),
-        "policy": inputs.parse_file("--policy", policy_file),
+        "policy": sys.stdin.read() if policy_file == "-" else inputs.parse_file("--policy", policy_file),
     }
     user = _user()
 

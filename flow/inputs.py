@@ -10,7 +10,8 @@ import math
 import re
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import IO, Any
+from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -57,12 +58,12 @@ def parse_channel(name: str, text: str | None) -> str | None:
         raise BadInput(name, text, str(exc)) from exc
 
 
-def parse_file(name: str, file: IO[str] | None) -> str | None:
-    """What a file says; None for none. Raises BadInput."""
+def parse_file(name: str, path: str | None) -> str | None:
+    """What the file says; None for none. Raises BadInput."""
     try:
-        return file.read() if file else None
+        return Path(path).read_text(encoding="utf-8") if path is not None else None
     except (OSError, ValueError) as exc:
-        raise BadInput(name, file and file.name, f"it cannot be read: {exc}") from exc
+        raise BadInput(name, path, f"it cannot be read: {exc}") from exc
 
 
 def parse_filers(name: str, text: str | None) -> str | None:

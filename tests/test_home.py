@@ -604,7 +604,7 @@ def test_the_manifest_and_the_code_agree() -> None:
     assert [each["command"] for each in features["slash_commands"]] == [COMMAND]
     assert all(each["should_escape"] for each in features["slash_commands"])
     assert [each["callback_id"] for each in features["shortcuts"]] == [filing.SHORTCUT]
-    assert config["event_subscriptions"]["bot_events"] == ["app_home_opened"]
+    assert config["event_subscriptions"]["bot_events"] == ["app_home_opened", "app_uninstalled", "tokens_revoked"]
     assert features["app_home"]["home_tab_enabled"]
     assert {"commands", "users:read", "chat:write"} <= set(manifest["oauth_config"]["scopes"]["bot"])
     urls = {config["interactivity"]["request_url"], config["event_subscriptions"]["request_url"]}
