@@ -198,16 +198,11 @@ async def latest_approvals(
     only: Page | None = None,
 ) -> list[Approval]:
     """The newest first, by index; those after `before` (requested_at, interrupt_id), and only such as `only` says."""
-    page = newest(("requested_at", "interrupt_id"), before)
+    page = newest(("requested_at", "interrupt_id"), before, only)
     query = sql.SQL(
-        "SELECT {} FROM approvals WHERE {} AND {} AND {} ORDER BY requested_at DESC, interrupt_id LIMIT %(limit)s"
-    ).format(
-        COLUMNS,
-        sql.SQL("status = %(status)s" if status else "true"),
-        page.where,
-        only.where if only else sql.SQL("true"),
-    )
-    rows = await conn.execute(query, {"status": status, "limit": limit, **page.values, **(only.values if only else {})})
+        "SELECT {} FROM approvals WHERE {} AND {} ORDER BY requested_at DESC, interrupt_id LIMIT %(limit)s"
+    ).format(COLUMNS, sql.SQL("status = %(status)s" if status else "true"), page.where)
+    rows = await conn.execute(query, {"status": status, "limit": limit, **page.values})
     return await with_decisions(conn, await rows.fetchall())
 
 
@@ -216,20 +211,21 @@ async def latest_decisions(
 ) -> list[tuple[str, str, Decision]]:
     """The newest first, by index, each with its thread and interrupt id; those after `before`, whose name is
     `interrupt_id~person`, and only on such approvals as `only` says."""
-    values: dict[str, Any] = {"limit": limit, **(only.values if only else {})}
-    where = sql.SQL("true")
+    only = only or Page(where=sql.SQL("true"), values={})
+    values, where = {"limit": limit, **only.values}, only.where
     if before is not None:
         at, name = before
         interrupt_id, _, person = name.partition("~")
         where = sql.SQL(
-            "d.decided_at <= %(at)s AND (d.decided_at < %(at)s OR (d.interrupt_id, d.person) > (%(id)s, %(person)s))"
-        )
+            "{} AND d.decided_at <= %(at)s"
+            " AND (d.decided_at < %(at)s OR (d.interrupt_id, d.person) > (%(id)s, %(person)s))"
+        ).format(where)
         values |= {"at": at, "id": interrupt_id, "person": person}
     rows = await conn.execute(
         sql.SQL(
-            "SELECT a.thread_id, d.* FROM decisions d JOIN approvals a USING (interrupt_id) WHERE {} AND {}"
+            "SELECT a.thread_id, d.* FROM decisions d JOIN approvals a USING (interrupt_id) WHERE {}"
             " ORDER BY d.decided_at DESC, d.interrupt_id, d.person LIMIT %(limit)s"
-        ).format(where, only.where if only else sql.SQL("true")),
+        ).format(where),
         values,
     )
     found = await rows.fetchall()

@@ -144,17 +144,19 @@ class Page:
     values: dict[str, Any]
 
 
-def newest(columns: tuple[str, str], before: tuple[datetime, str] | None) -> Page:
-    """The rows that follow `before` in the order (time DESC, name); all of them if it is None.
+def newest(columns: tuple[str, str], before: tuple[datetime, str] | None, only: Page | None = None) -> Page:
+    """The rows that follow `before` in the order (time DESC, name), or all of them, of those that `only` has.
 
     An index with this order finds them without reading what comes earlier.
     """
+    only = only or Page(where=sql.SQL("true"), values={})
     if before is None:
-        return Page(where=sql.SQL("true"), values={})
+        return only
     where = sql.SQL("({at} <= %(before_at)s AND ({at} < %(before_at)s OR {name} > %(before_name)s))").format(
         at=sql.Identifier(columns[0]), name=sql.Identifier(columns[1])
     )
-    return Page(where=where, values={"before_at": before[0], "before_name": before[1]})
+    values = only.values | {"before_at": before[0], "before_name": before[1]}
+    return Page(where=sql.SQL("{} AND {}").format(only.where, where), values=values)
 
 
 # Migrations

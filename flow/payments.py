@@ -21,12 +21,10 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from psycopg import sql
-
 from flow import threads
 from flow.approvals import approvals_of
 from flow.audit import AuditKind, door_of, record
-from flow.database import Connection, Page
+from flow.database import Connection
 from flow.errors import KeyReused, NothingToResolve
 from flow.events import facts_of_thread, record_events
 from flow.model import CLAIM_FLOW, Approval, Claim, EventType, Payment
@@ -125,16 +123,15 @@ async def payments_of(conn: Connection, thread_ids: Sequence[str]) -> dict[str, 
 
 
 async def latest_payments(
-    conn: Connection, *, status: str | None, limit: int, before: int | None = None, only: Page | None = None
+    conn: Connection, *, status: str | None, limit: int, before: int | None = None, workspace: str | None = None
 ) -> list[Payment]:
-    """The newest first, by index; those with an id below `before`, and only of such threads as `only` says."""
+    """The newest first, by index; those with an id below `before`, and of what was started in this `workspace`."""
     where = ("status = %(status)s" if status else "true") + (" AND id < %(before)s" if before else "")
-    of_threads = "(SELECT {} FROM threads t WHERE t.thread_id = payments.thread_id)" if only else "true"
-    query = sql.SQL("SELECT {} FROM payments WHERE {} AND {} ORDER BY id DESC LIMIT %(limit)s").format(
-        sql.SQL(_COLUMNS), sql.SQL(where), sql.SQL(of_threads).format(*([only.where] if only else []))
-    )
+    if workspace is not None:
+        where += " AND (SELECT workspace = %(workspace)s FROM threads t WHERE t.thread_id = payments.thread_id)"
     rows = await conn.execute(
-        query, {"status": status, "before": before, "limit": limit, **(only.values if only else {})}
+        f"SELECT {_COLUMNS} FROM payments WHERE {where} ORDER BY id DESC LIMIT %(limit)s",
+        {"status": status, "before": before, "limit": limit, "workspace": workspace},
     )
     return [Payment(**row) for row in await rows.fetchall()]
 

@@ -138,16 +138,11 @@ async def latest_threads(
 ) -> list[Thread]:
     """The newest threads first, by index whatever the table's size; those after `before` (created_at, thread_id), and
     only such as `only` says."""
-    page = newest(("created_at", "thread_id"), before)
+    page = newest(("created_at", "thread_id"), before, only)
     query = sql.SQL(
-        "SELECT {} FROM threads WHERE {} AND {} AND {} ORDER BY created_at DESC, thread_id LIMIT %(limit)s"
-    ).format(
-        _COLUMNS,
-        sql.SQL("status = %(status)s" if status else "true"),
-        page.where,
-        only.where if only else sql.SQL("true"),
-    )
-    rows = await conn.execute(query, {"status": status, "limit": limit, **page.values, **(only.values if only else {})})
+        "SELECT {} FROM threads WHERE {} AND {} ORDER BY created_at DESC, thread_id LIMIT %(limit)s"
+    ).format(_COLUMNS, sql.SQL("status = %(status)s" if status else "true"), page.where)
+    rows = await conn.execute(query, {"status": status, "limit": limit, **page.values})
     return [_thread(row) for row in await rows.fetchall()]
 
 
