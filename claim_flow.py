@@ -743,8 +743,9 @@ def workspaces_list(as_json: bool) -> None:
 @click.option(
     "--policy",
     "policy_file",
+    type=click.File(encoding="utf-8"),
     metavar="FILE",
-    help="Who approves what there, written as policy.toml; - reads it from stdin.",
+    help="Who approves what there, written as policy.toml; - is stdin.",
 )
 @click.option("--filers", metavar="NAMES", help="Who files claims there, written as FILERS; empty: every full member.")
 def workspaces_set(

@@ -22,7 +22,6 @@ from aiohttp import web
 from slack_sdk.errors import SlackApiError
 from slack_sdk.oauth import AuthorizeUrlGenerator
 
-from bot.forms import Refused
 from bot.kit import as_dict, as_id, as_text
 from bot.openid import Provider
 from bot.site import Site, see_other
@@ -50,6 +49,10 @@ class Installation:
 
 class InstallRefused(Exception):
     """Nothing is installed; the text is for the log."""
+
+
+class SaidNo(Exception):
+    """Nothing is installed, as somebody at Slack did not want it."""
 
 
 def install_routes(site: Site, provider: Provider, clients: Clients) -> list[web.RouteDef]:
@@ -89,13 +92,16 @@ class _Install:
         try:
             await self._spend_state(request)
             found = await self._installation(request)
+        except SaidNo:
+            return self._site.page("not_installed.html", status=403, text="Somebody said no at Slack.")
         except InstallRefused as exc:
             log.warning("an installation was refused: %s", exc)
-            raise Refused(403, "The app is not installed", f"Begin again at {self._site.url}/slack/install.") from exc
+            text = "It was begun elsewhere or long ago, or came back before, or Slack does not vouch for it."
+            return self._site.page("not_installed.html", status=403, text=text)
         except (SlackApiError, aiohttp.ClientError, TimeoutError, OSError) as exc:
             log.warning("Slack does not answer: %s: %s", type(exc).__name__, exc)
-            text = f"Slack does not answer. Begin again in a moment, at {self._site.url}/slack/install."
-            raise Refused(503, "Not now", text) from exc
+            text = "Slack does not answer. Begin again in a moment."
+            return self._site.page("not_installed.html", status=503, text=text)
         token = self._clients.cipher.encrypt(found.workspace, found.token)
         async with self._site.pool.connection() as conn:
             row = await installed(conn, found.workspace, name=found.name, token=token, by=found.by)
@@ -120,11 +126,10 @@ class _Install:
                 raise InstallRefused("it came back before")
 
     async def _installation(self, request: web.Request) -> Installation:
-        """What the code stands for. Raises InstallRefused, and Refused where somebody at Slack said no."""
+        """What the code stands for. Raises InstallRefused, SaidNo."""
         if error := request.query.get("error"):
             if error == "access_denied":
-                text = f"Somebody said no at Slack. To install it after all, begin at {self._site.url}/slack/install."
-                raise Refused(403, "The app is not installed", text)
+                raise SaidNo
             raise InstallRefused(f"Slack says {error[:80]!a}")
         try:
             answer = await self._client().oauth_v2_access(

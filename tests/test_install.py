@@ -78,7 +78,7 @@ async def test_an_admin_installs_the_app_and_reads_what_is_next(
     page = await vera.get(await come_back(vera))
     assert page.status == 200, page.text
     assert "Installed in ACME" in page.text
-    assert "claim_flow.py workspaces set T01ACME --channel C0123456789 --policy policy.toml" in page.text
+    assert "claim_flow.py workspaces \\ set T01ACME \\ --channel C0123456789 \\ --policy policy.toml" in page.text
     row = await workspace_of(conn, "T01ACME")
     assert (row.name, row.installed_by, row.channel, row.policy) == ("ACME", "slack:T01ACME/U09ADMIN", None, None)
     assert await the_token(conn, "T01ACME") in slack.teams["T01ACME"].tokens
@@ -169,7 +169,7 @@ async def test_somebody_who_says_no_reads_that_nothing_is_installed(
     state = parse_qs(urlsplit(path).query)["state"][0]
     answer = await vera.get(f"/slack/oauth_redirect?error=access_denied&state={state}")
     assert await is_not_installed(conn, answer)
-    assert "Somebody said no at Slack" in answer.text and BEGIN in answer.text
+    assert "Somebody said no at Slack" in answer.text and BEGIN in answer.links
     # Before the state is looked at nothing is said.
     async with Visitor(vera.url) as stranger:
         told = await stranger.get("/slack/oauth_redirect?error=access_denied&state=x")
