@@ -41,9 +41,9 @@ _COMMITS_S = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Of `claims` in `took_s`. Processor's time in seconds of all; `commits` are transactions,
-    looks among them, and `rings` those that ring the bell. The two rates
-    are of bare commits that ring, and that do not, in sessions that do nothing else."""
+    """Of `claims` in `took_s`. Processor's time in seconds of all; `commits` are transactions, looks among them, and
+    `rings` those that ring the bell. The two rates are of bare commits that ring, and that do not, in sessions that do
+    nothing else."""
 
     claims: int
     took_s: float
@@ -64,14 +64,17 @@ class Costs:
 
     def rendered(self) -> list[str]:
         waits = ", ".join(f"{count / self.seen:.1%} {what}" for what, count in self.waits.most_common(4))
-        return [
-            f"{self.claims} claims through the API, {self.claims / self.took_s:.1f} a second; each:"
-            f" {self._ms(self.cpu_s)} of a core (bot {self._ms(self.bot_s)}, drives and their stand-bys"
+        each = (
+            f"{self._ms(self.cpu_s)} of a core (bot {self._ms(self.bot_s)}, drives and their stand-bys"
             f" {self._ms(self.drives_s)}, Postgres {self._ms(self.postgres_s)}),"
-            f" {self.wal_bytes / self.claims / 1000:.1f} kB of WAL, {self.commits / self.claims:.1f} transactions, of which"
-            f" {self.rings / self.claims:.1f} ring; sessions at work waited: {waits or 'never'}",
-            f"bare commits in {_SESSIONS} sessions: {self.silent_a_second:,.0f} a second,"
-            f" {self.ringing_a_second:,.0f} that ring",
+            f" {self.wal_bytes / self.claims / 1000:.1f} kB of WAL, {self.commits / self.claims:.1f} transactions, of"
+            f" which {self.rings / self.claims:.1f} ring"
+        )
+        commits = f"{self.silent_a_second:,.0f} a second, {self.ringing_a_second:,.0f} that ring"
+        return [
+            f"{self.claims} claims through the API, {self.claims / self.took_s:.1f} a second; each: {each}",
+            f"sessions at work waited: {waits or 'never'}",
+            f"bare commits in {_SESSIONS} sessions: {commits}",
             *(self._at(rate) for rate in RATES),
         ]
 
