@@ -289,8 +289,8 @@ def list_(status: str | None, limit: int, workspace: str | None, as_json: bool) 
 
         async with _database(settings) as (_url, conn):
             named = await _named_workspace(settings, conn, workspace) if workspace else None
-            only = of_workspace(named) if named else None
-            stories = await stories_of(conn, await latest_threads(conn, status=status, limit=limit, only=only))
+            found = await latest_threads(conn, status=status, limit=limit, only=of_workspace(named))
+            stories = await stories_of(conn, found)
         if as_json:
             _print_json([story.as_json() for story in stories])
         else:

@@ -35,7 +35,7 @@ from flow.show import approval_as_json, decision_as_json, payment_as_json, stori
 from flow.spans import parse_traceparent
 from flow.starting import Checker
 from flow.tokens import Scope, Token, token_of
-from flow.workspaces import reached, workspace_meant
+from flow.workspaces import of_workspace, workspace_meant
 
 # The largest claim has 10,000 characters of note.
 LARGEST_BODY = 1 << 16
@@ -295,7 +295,7 @@ async def list_threads(call: Call) -> Answer:
 
     async def look(conn: Connection) -> list[dict[str, Any]]:
         found = await threads.latest_threads(
-            conn, status=query.status, limit=query.limit, before=before, only=reached(call.reader)
+            conn, status=query.status, limit=query.limit, before=before, only=of_workspace(call.reader.workspace)
         )
         return [story.as_json() for story in await stories_of(conn, found)]
 
@@ -338,7 +338,7 @@ async def list_approvals(call: Call) -> Answer:
             status=query.status,
             limit=query.limit,
             before=_time_and_name(query.cursor),
-            only=reached(call.reader),
+            only=of_workspace(call.reader.workspace),
         ),
     )
     return _page(
@@ -444,7 +444,7 @@ async def list_decisions(call: Call) -> Answer:
     found = await on_pool(
         call.pool,
         lambda conn: approvals.latest_decisions(
-            conn, limit=query.limit, before=_time_and_name(query.cursor), only=reached(call.reader)
+            conn, limit=query.limit, before=_time_and_name(query.cursor), only=of_workspace(call.reader.workspace)
         ),
     )
     return _page(
@@ -462,7 +462,7 @@ async def list_payments(call: Call) -> Answer:
     found = await on_pool(
         call.pool,
         lambda conn: payments.latest_payments(
-            conn, status=query.status, limit=query.limit, before=query.cursor, only=reached(call.reader)
+            conn, status=query.status, limit=query.limit, before=query.cursor, workspace=call.reader.workspace
         ),
     )
     return _page([_payment(each) for each in found], query.limit, lambda last: last["id"])

@@ -21,7 +21,7 @@ from bot.places import PlaceRefused
 from bot.slack_api import RATE_LIMITS, fix_of, is_refusal, read_error, slack_client
 from flow import notices
 from flow.aio import to_its_end
-from flow.database import AWAY, Connection, Lock, connect, wakes
+from flow.database import AWAY, OUTSIDE_AFTER_S, Connection, Lock, connect, wakes
 from flow.errors import TokenUnreadable, WorkspaceClosed
 from flow.log import concerning
 from flow.model import Notice
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 K = TypeVar("K")
 
 _LONGEST_WAIT_S = 30.0
+_LANES: tuple[notices.Lane, ...] = ("posts", "changes", "alarms")
 
 
 class Outlets(Protocol):
@@ -75,9 +76,20 @@ class Deliverer:
 
     async def run(self, url: str) -> None:
         """Deliver whenever something is due, until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for lane in ("posts", "changes", "alarms"):
-                group.create_task(self._run_lane(url, lane))
+        bells = {lane: asyncio.Event() for lane in _LANES}
+        async with (
+            asyncio.TaskGroup() as group,
+            contextlib.aclosing(wakes(url, present_as=(Lock.DELIVERER,), after_s=OUTSIDE_AFTER_S)) as waking,
+        ):
+            for lane, bell in bells.items():
+                group.create_task(self._run_lane(url, lane, bell))
+            async for connected in waking:
+                if connected != self.connected:
+                    log.log(logging.INFO if connected else logging.WARNING, "connected to the database: %s", connected)
+                self.connected = connected
+                if connected:
+                    for bell in bells.values():
+                        bell.set()
 
     async def sweep(self, conn: Connection, *, within_s: float = math.inf) -> tuple[int, int]:
         """Deliver what is due now, changes first; how many were sent, and how many not.
@@ -93,24 +105,20 @@ class Deliverer:
             sent, failed = sent + delivered, failed + refused
         return sent, failed
 
-    async def _run_lane(self, url: str, lane: notices.Lane) -> None:
+    async def _run_lane(self, url: str, lane: notices.Lane, bell: asyncio.Event) -> None:
         conn: Connection | None = None
-        async with contextlib.aclosing(wakes(url, present_as=(Lock.DELIVERER,))) as waking:
-            async for connected in waking:
-                if connected != self.connected:
-                    log.log(logging.INFO if connected else logging.WARNING, "connected to the database: %s", connected)
-                self.connected = connected
-                if not connected:
-                    continue
-                try:
-                    if conn is None or conn.closed:
-                        conn = await connect(url, "door")
-                    await self._sweep_lane(conn, lane)
-                except AWAY as exc:
-                    # Leases run out by themselves; the listener keeps trying and wakes us.
-                    log.warning("the database is away: %s", str(exc).strip())
-                    if conn is not None:
-                        await conn.close()
+        while True:
+            await bell.wait()
+            bell.clear()
+            try:
+                if conn is None or conn.closed:
+                    conn = await connect(url, "door")
+                await self._sweep_lane(conn, lane)
+            except AWAY as exc:
+                # Leases run out by themselves; the listener keeps trying and wakes us.
+                log.warning("the database is away: %s", str(exc).strip())
+                if conn is not None:
+                    await conn.close()
 
     async def _sweep_lane(self, conn: Connection, lane: notices.Lane, deadline: float = math.inf) -> tuple[int, int]:
         clock = asyncio.get_running_loop().time

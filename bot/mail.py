@@ -23,7 +23,7 @@ import aiosmtplib
 from bot.site import money
 from flow import mails
 from flow.aio import to_its_end
-from flow.database import AWAY, Connection, Lock, connect, wakes
+from flow.database import AWAY, OUTSIDE_AFTER_S, Connection, Lock, connect, wakes
 from flow.links import wants_code
 from flow.mails import Mail
 from flow.questions import question_of
@@ -85,7 +85,7 @@ class Mailer:
     async def run(self, url: str) -> None:
         """Send whenever something is due, until cancelled."""
         conn: Connection | None = None
-        async with contextlib.aclosing(wakes(url, present_as=(Lock.DELIVERER,))) as waking:
+        async with contextlib.aclosing(wakes(url, present_as=(Lock.DELIVERER,), after_s=OUTSIDE_AFTER_S)) as waking:
             async for connected in waking:
                 self.connected = connected
                 if not connected:

@@ -150,17 +150,15 @@ class _SlackLogin:
             raise LoginRefused(f"no token for the code ({str(given.get('error'))[:80]!a})")
         keys = await self._json("GET", "/openid/connect/keys")
         claims = read_token(given["id_token"], keys, self._provider, nonce=nonce, now=time.time())
-        stranger = person_of(claims, frozenset())
-        workspace = None
-        if self._workspace_of is not None:
-            workspace = await self._workspace_of(*_teams_of(claims))
-            if workspace is None:
-                raise LoginRefused(f"{stranger.key} is of no workspace that is installed here")
+        workspace = await self._workspace_of(*_teams_of(claims)) if self._workspace_of else None
         team = await self._site.team_of(workspace)
-        if team is None:
-            # A bare member id means nobody: whose member would it be?
-            return stranger
-        return await team.placed(person_of(claims, await team.keys(), workspace))
+        if team is not None:
+            return await team.placed(person_of(claims, await team.keys(), workspace))
+        # A bare member id means nobody: whose member would it be?
+        stranger = person_of(claims, frozenset())
+        if self._workspace_of is not None:
+            raise LoginRefused(f"{stranger.key} is of no workspace that the app is installed in")
+        return stranger
 
     async def _json(self, method: str, path: str, **more: Any) -> dict[str, Any]:
         timeout = aiohttp.ClientTimeout(total=_CALL_TIMEOUT_S)

@@ -33,7 +33,7 @@ from bot.pool import Pool, on_pool, pool_of
 from flow import addresses, deliveries
 from flow.addresses import ForbiddenAddress, is_public
 from flow.aio import to_its_end
-from flow.database import AWAY, Connection, Lock, wakes
+from flow.database import AWAY, OUTSIDE_AFTER_S, Connection, Lock, wakes
 from flow.inputs import storable
 from flow.model import Delivery, Event
 from flow.settings import Settings
@@ -108,7 +108,7 @@ class WebhookDeliverer:
         return sum(sent for sent, _ in counts), sum(failed for _, failed in counts)
 
     async def _listen(self, url: str) -> None:
-        async with contextlib.aclosing(wakes(url, present_as=(Lock.WEBHOOKS,))) as waking:
+        async with contextlib.aclosing(wakes(url, present_as=(Lock.WEBHOOKS,), after_s=OUTSIDE_AFTER_S)) as waking:
             async for connected in waking:
                 self.connected = connected
                 for lane in self._lanes if connected else ():

@@ -31,7 +31,7 @@ from flow.errors import (
     Tampered,
     UnknownApproval,
 )
-from flow.events import facts_of_approval, record_events
+from flow.events import facts_of_approval, record_told
 from flow.log import concerning
 from flow.model import Approval, ApprovalEventType, Decision, Person, Thread, Verdict
 from flow.policy import Tier
@@ -53,6 +53,12 @@ COLUMNS = sql.SQL(
 _REFUSALS = (NotAllowed, StaleRequest, PageNeeded, Tampered, ApprovalExpired, AlreadyDecided, LinkGone)
 
 _DECISION = "person, person_name, verdict, door, reason, decided_at, answer, for_person, for_name, listed_as, void"
+# For whoever holds no row.
+_WITH_DECISIONS = sql.SQL(
+    "{}, (SELECT coalesce(json_agg(d ORDER BY decided_at), '[]') FROM (SELECT "
+    + _DECISION
+    + " FROM decisions WHERE interrupt_id = approvals.interrupt_id) AS d) AS decisions"
+).format(COLUMNS)
 
 
 async def request_approval(
@@ -106,7 +112,7 @@ async def request_approval(
             every_s, hours = tier.remind_every_s, tier.working_hours
             await reminders.schedule(conn, interrupt_id, row["requested_at"], every_s=every_s, hours=hours)
         rules = {"approvers": list(tier.approvers), "required": tier.required}
-        approval, by = _approval(row, ()), f"flow:{thread.flow}"
+        approval, by = _approval(row | {"decisions": ()}), f"flow:{thread.flow}"
         await record_changes(
             conn,
             approval,
@@ -152,12 +158,22 @@ async def waiting_threads(conn: Connection) -> list[str]:
 async def approval_of(conn: Connection, interrupt_id: str, *, lock: bool = False) -> Approval:
     """The approval with its decisions. Raises UnknownApproval."""
     query = sql.SQL("SELECT {} FROM approvals WHERE interrupt_id = %s {}").format(
-        COLUMNS, sql.SQL("FOR UPDATE" if lock else "")
+        *((COLUMNS, sql.SQL("FOR UPDATE")) if lock else (_WITH_DECISIONS, sql.SQL("")))
     )
     rows = await (await conn.execute(query, (interrupt_id,))).fetchall()
     if not rows:
         raise UnknownApproval(interrupt_id)
-    return (await with_decisions(conn, rows))[0]
+    return (await with_decisions(conn, rows))[0] if lock else _approval(rows[0])
+
+
+async def settled_among(conn: Connection, thread_id: str, interrupt_ids: Sequence[str]) -> Approval | None:
+    """Of these approvals of the thread the one that was settled first; None: all wait, or are not asked for yet."""
+    query = sql.SQL(
+        "SELECT {} FROM approvals WHERE thread_id = %s AND interrupt_id = ANY(%s) AND status <> 'pending'"
+        " ORDER BY settled_at, interrupt_id LIMIT 1"
+    ).format(_WITH_DECISIONS)
+    row = await (await conn.execute(query, (thread_id, list(interrupt_ids)))).fetchone()
+    return _approval(row) if row else None
 
 
 async def approval_for(conn: Connection, person: Person, interrupt_id: str, *, lock: bool = False) -> Approval:
@@ -181,10 +197,10 @@ async def lock_pending(conn: Connection, interrupt_ids: Sequence[str]) -> None:
 
 async def approvals_of(conn: Connection, thread_ids: Sequence[str]) -> dict[str, list[Approval]]:
     """Every approval of these threads by thread id, oldest first."""
-    query = sql.SQL("SELECT {} FROM approvals WHERE thread_id = ANY(%s) ORDER BY requested_at").format(COLUMNS)
-    rows = await (await conn.execute(query, (list(thread_ids),))).fetchall()
+    query = sql.SQL("SELECT {} FROM approvals WHERE thread_id = ANY(%s) ORDER BY requested_at").format(_WITH_DECISIONS)
+    rows = await conn.execute(query, (list(thread_ids),))
     found: dict[str, list[Approval]] = {thread_id: [] for thread_id in thread_ids}
-    for approval in await with_decisions(conn, rows):
+    for approval in map(_approval, await rows.fetchall()):
         found[approval.thread_id].append(approval)
     return found
 
@@ -198,17 +214,12 @@ async def latest_approvals(
     only: Page | None = None,
 ) -> list[Approval]:
     """The newest first, by index; those after `before` (requested_at, interrupt_id), and only such as `only` says."""
-    page = newest(("requested_at", "interrupt_id"), before)
+    page = newest(("requested_at", "interrupt_id"), before, only)
     query = sql.SQL(
-        "SELECT {} FROM approvals WHERE {} AND {} AND {} ORDER BY requested_at DESC, interrupt_id LIMIT %(limit)s"
-    ).format(
-        COLUMNS,
-        sql.SQL("status = %(status)s" if status else "true"),
-        page.where,
-        only.where if only else sql.SQL("true"),
-    )
-    rows = await conn.execute(query, {"status": status, "limit": limit, **page.values, **(only.values if only else {})})
-    return await with_decisions(conn, await rows.fetchall())
+        "SELECT {} FROM approvals WHERE {} AND {} ORDER BY requested_at DESC, interrupt_id LIMIT %(limit)s"
+    ).format(_WITH_DECISIONS, sql.SQL("status = %(status)s" if status else "true"), page.where)
+    rows = await conn.execute(query, {"status": status, "limit": limit, **page.values})
+    return [_approval(row) for row in await rows.fetchall()]
 
 
 async def latest_decisions(
@@ -216,20 +227,21 @@ async def latest_decisions(
 ) -> list[tuple[str, str, Decision]]:
     """The newest first, by index, each with its thread and interrupt id; those after `before`, whose name is
     `interrupt_id~person`, and only on such approvals as `only` says."""
-    values: dict[str, Any] = {"limit": limit, **(only.values if only else {})}
-    where = sql.SQL("true")
+    only = only or Page(where=sql.SQL("true"), values={})
+    values, where = {"limit": limit, **only.values}, only.where
     if before is not None:
         at, name = before
         interrupt_id, _, person = name.partition("~")
         where = sql.SQL(
-            "d.decided_at <= %(at)s AND (d.decided_at < %(at)s OR (d.interrupt_id, d.person) > (%(id)s, %(person)s))"
-        )
+            "{} AND d.decided_at <= %(at)s"
+            " AND (d.decided_at < %(at)s OR (d.interrupt_id, d.person) > (%(id)s, %(person)s))"
+        ).format(where)
         values |= {"at": at, "id": interrupt_id, "person": person}
     rows = await conn.execute(
         sql.SQL(
-            "SELECT a.thread_id, d.* FROM decisions d JOIN approvals a USING (interrupt_id) WHERE {} AND {}"
+            "SELECT a.thread_id, d.* FROM decisions d JOIN approvals a USING (interrupt_id) WHERE {}"
             " ORDER BY d.decided_at DESC, d.interrupt_id, d.person LIMIT %(limit)s"
-        ).format(where, only.where if only else sql.SQL("true")),
+        ).format(where),
         values,
     )
     found = await rows.fetchall()
@@ -479,6 +491,8 @@ async def settle_if_decided(conn: Connection, approval: Approval) -> Approval:
 
 
 async def with_decisions(conn: Connection, rows: Sequence[dict[str, Any]]) -> list[Approval]:
+    """The approvals of rows that the caller holds. By a statement of its own: of those who held them before it sees
+    what they have written, which the statement that waited for them does not."""
     if not rows:
         return []
     cursor = await conn.execute(
@@ -488,12 +502,18 @@ async def with_decisions(conn: Connection, rows: Sequence[dict[str, Any]]) -> li
     made: dict[str, list[Decision]] = {}
     for decision in await cursor.fetchall():
         made.setdefault(decision.pop("interrupt_id"), []).append(Decision(**decision))
-    return [_approval(row, made.get(row["interrupt_id"], ())) for row in rows]
+    return [_approval(row | {"decisions": made.get(row["interrupt_id"], ())}) for row in rows]
 
 
-def _approval(row: dict[str, Any], decisions: Sequence[Decision]) -> Approval:
+def _approval(row: dict[str, Any]) -> Approval:
+    """Of a row with its decisions, as values or as JSON."""
     lists = {name: tuple(row[name]) for name in ("approvers", "escalate_to", "raised_by")}
-    return Approval(**row | lists | {"decisions": tuple(decisions)})
+    decisions = tuple(each if isinstance(each, Decision) else _decision(each) for each in row["decisions"])
+    return Approval(**row | lists | {"decisions": decisions})
+
+
+def _decision(said: dict[str, Any]) -> Decision:
+    return Decision(**said | {"decided_at": datetime.fromisoformat(said["decided_at"])})
 
 
 async def record_changes(
@@ -506,14 +526,13 @@ async def record_changes(
     data: dict[str, Any] | None = None,
 ) -> None:
     """This has happened to the approval, as it is now: for programs, and for the audit log."""
-    facts = facts_of_approval(approval)
-    await record_events(conn, approval.thread_id, *types, data=facts, interrupt_id=approval.interrupt_id)
-    await audit.record(
+    await record_told(
         conn,
+        approval.thread_id,
         *types,
+        facts=facts_of_approval(approval),
         who=who,
         door=door,
-        thread_id=approval.thread_id,
         interrupt_id=approval.interrupt_id,
         for_whom=for_whom,
         shown=approval.request_hash,

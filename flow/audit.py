@@ -170,11 +170,26 @@ async def record(
     they were shown. No secrets: what stands here is never forgotten.
     """
     await conn.execute(
-        "INSERT INTO audit (kind, thread_id, interrupt_id, who, door, for_whom, shown, data)"
-        " SELECT kind, %s, %s, %s, %s, %s, %s, %s"
-        " FROM unnest(%s::text[]) WITH ORDINALITY AS wanted (kind, place) ORDER BY place",
-        (thread_id, interrupt_id, who, door, for_whom, shown, Jsonb(data or {}), list(kinds)),
+        ENTERED,
+        {
+            "kinds": list(kinds),
+            "thread_id": thread_id,
+            "interrupt_id": interrupt_id,
+            "who": who,
+            "door": door,
+            "for_whom": for_whom,
+            "shown": shown,
+            "data": Jsonb(data or {}),
+        },
     )
+
+
+# The statement, which can also be the end of another one.
+ENTERED = (
+    "INSERT INTO audit (kind, thread_id, interrupt_id, who, door, for_whom, shown, data)"
+    " SELECT kind, %(thread_id)s, %(interrupt_id)s, %(who)s, %(door)s, %(for_whom)s, %(shown)s, %(data)s"
+    " FROM unnest(%(kinds)s::text[]) WITH ORDINALITY AS wanted (kind, place) ORDER BY place"
+)
 
 
 async def has(conn: Connection, approval: Approval, kind: AuditKind) -> bool:

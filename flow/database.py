@@ -34,6 +34,9 @@ OLDEST_POSTGRES = 140000
 # The truth behind the bell: work that nobody announced is found this late.
 POLL_S = 2.0
 
+# Whoever tells the outside lets drives go first for so long: most claims are paid by then, and their cards change once.
+OUTSIDE_AFTER_S = 0.1
+
 # A database that does not answer an empty query for so long is away.
 _SILENCE_S = 10.0
 
@@ -144,17 +147,19 @@ class Page:
     values: dict[str, Any]
 
 
-def newest(columns: tuple[str, str], before: tuple[datetime, str] | None) -> Page:
-    """The rows that follow `before` in the order (time DESC, name); all of them if it is None.
+def newest(columns: tuple[str, str], before: tuple[datetime, str] | None, only: Page | None = None) -> Page:
+    """The rows that follow `before` in the order (time DESC, name), or all of them, of those that `only` has.
 
     An index with this order finds them without reading what comes earlier.
     """
+    only = only or Page(where=sql.SQL("true"), values={})
     if before is None:
-        return Page(where=sql.SQL("true"), values={})
+        return only
     where = sql.SQL("({at} <= %(before_at)s AND ({at} < %(before_at)s OR {name} > %(before_name)s))").format(
         at=sql.Identifier(columns[0]), name=sql.Identifier(columns[1])
     )
-    return Page(where=where, values={"before_at": before[0], "before_name": before[1]})
+    values = only.values | {"before_at": before[0], "before_name": before[1]}
+    return Page(where=sql.SQL("{} AND {}").format(only.where, where), values=values)
 
 
 # Migrations
@@ -240,6 +245,10 @@ async def ring(conn: Connection) -> None:
     await conn.execute(f"NOTIFY {_CHANNEL}")
 
 
+# The same as a value that a statement returns: it rings for each row that there is, without a round trip of its own.
+RINGS = f"pg_notify('{_CHANNEL}', '')"
+
+
 async def listen(conn: Connection) -> None:
     await conn.execute(f"LISTEN {_CHANNEL}")
 
@@ -253,10 +262,13 @@ async def wait_for_bell(conn: Connection, *, timeout_s: float) -> bool:
     return rang
 
 
-async def wakes(url: str, *, present_as: tuple[Lock | str, ...] = (), polls: bool = True) -> AsyncGenerator[bool, None]:
+async def wakes(
+    url: str, *, present_as: tuple[Lock | str, ...] = (), polls: bool = True, after_s: float = 0.0
+) -> AsyncGenerator[bool, None]:
     """Yield True at every bell and, with `polls`, every POLL_S, and False while the database is away, for ever.
 
     The first True comes at once, and again after each reconnect: what happened meanwhile was not announced.
+    `after_s`: a bell is heard so much later, and with it all that have rung until then.
     Close it (`contextlib.aclosing`) to let go.
     While connected the process holds `present_as` in share mode, which is how others see that it is here: locks of
     ours, and the keys of flows that it drives.
@@ -274,6 +286,9 @@ async def wakes(url: str, *, present_as: tuple[Lock | str, ...] = (), polls: boo
                     if rang or polls:
                         yield True
                     rang = await wait_for_bell(conn, timeout_s=POLL_S)
+                    if rang and after_s:
+                        await asyncio.sleep(after_s)
+                        await wait_for_bell(conn, timeout_s=0)
                     if not rang:
                         # A connection that died in silence is found only by using it.
                         async with asyncio.timeout(_SILENCE_S):

@@ -30,7 +30,7 @@ from langgraph.types import Command, Interrupt, StateSnapshot
 from psycopg import errors
 
 from flow import notices, payments, threads
-from flow.approvals import approval_of, approvals_of, lock_pending, request_approval, supersede
+from flow.approvals import approval_of, approvals_of, lock_pending, request_approval, settled_among, supersede
 from flow.assess import Adviser
 from flow.database import Connection, Lock, connect, exclusively
 from flow.errors import (
@@ -50,7 +50,7 @@ from flow.errors import (
     UnstorableState,
 )
 from flow.events import facts_of_thread, record_events
-from flow.flows import Flow, Flows, settled_the_same
+from flow.flows import Asked, Flow, Flows, settled_the_same
 from flow.inputs import storable
 from flow.model import Approval, Payment, Thread
 from flow.pen import Pen
@@ -214,6 +214,8 @@ async def _answers_or_wait(
     One transaction with the approval rows locked: a decision either is seen here or waits until the thread waits,
     and then wakes it. Empty: something happened meanwhile, look again.
     """
+    if thread.driven_before and (answers := await _answer_there(pen, flow, thread, interrupts)):
+        return answers
     async with pen.tx() as conn:
         answers = {}
         if len(interrupts) > 1:
@@ -240,13 +242,31 @@ async def _answers_or_wait(
                 )
                 continue
             if approval.status != "pending":
-                if approval.status == "approved" and not flow.pays and not settled_the_same(asked, approval):
-                    raise NotApproved(f"what was approved as {pause.id} is not what the flow asks for: nothing goes on")
-                answers[pause.id] = answer_to(approval.request, approval)
+                answers[pause.id] = _answer(flow, asked, approval)
         if answers or not await threads.leave(conn, thread, status="waiting", spans=pen.spans.rows(outcome="waiting")):
             # One at a time: LangGraph cuts off what runs beside a branch that fails.
             return dict(islice(answers.items(), 1))
     return None
+
+
+async def _answer_there(pen: Pen, flow: Flow, thread: Thread, interrupts: Sequence[Interrupt]) -> dict[str, Any]:
+    """An answer to one of them. What is settled stays as it is, so no row is locked for it; empty: none is."""
+    asked_as = {pause.id: pause for pause in interrupts}
+    async with pen.alone() as conn:
+        approval = await settled_among(conn, thread.thread_id, list(asked_as))
+    if approval is None:
+        return {}
+    asked = flow.asks(thread, asked_as[approval.interrupt_id])
+    return {approval.interrupt_id: _answer(flow, asked, approval)}
+
+
+def _answer(flow: Flow, asked: Asked, approval: Approval) -> Any:
+    """What the flow is told of a settled approval. Raises NotApproved if it asks for something else by now."""
+    if approval.status == "approved" and not flow.pays and not settled_the_same(asked, approval):
+        raise NotApproved(
+            f"what was approved as {approval.interrupt_id} is not what the flow asks for: nothing goes on"
+        )
+    return answer_to(approval.request, approval)
 
 
 async def _close(pen: Pen, thread: Thread, findings: Findings) -> Outcome | None:

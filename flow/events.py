@@ -13,13 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC
-from typing import Any
+from typing import Any, Literal
 
 from psycopg.types.json import Jsonb
 
+from flow import audit
 from flow.database import Connection, Lock, lock_until_commit
 from flow.errors import EventsForgotten, EventUnknown
-from flow.model import Approval, Decision, Event, EventType
+from flow.model import Approval, ApprovalEventType, Decision, Event, EventType
+
+# What both programs and the audit log are told.
+ToldType = Literal[ApprovalEventType, "payment.paid", "payment.unknown"]
 
 # A tenth of a second, and longer than a page of the API.
 _BATCH = 2000
@@ -34,11 +38,45 @@ async def record_events(
     the caller, who has them: putting them together by a query would cost a click half a millisecond. Only in which
     workspace the thread was started is its row's to say, so that no event is ever another one's.
     """
+    values = {"types": list(types), "thread_id": thread_id, "interrupt_id": interrupt_id, "facts": Jsonb(data)}
+    await conn.execute(_RECORDED, values)
+
+
+_RECORDED = (
+    "INSERT INTO events (type, thread_id, interrupt_id, data, workspace) SELECT type, thread_id, %(interrupt_id)s,"
+    " %(facts)s || jsonb_build_object('workspace', workspace), workspace FROM threads,"
+    " unnest(%(types)s::text[]) WITH ORDINALITY AS wanted (type, place) WHERE thread_id = %(thread_id)s ORDER BY place"
+)
+
+
+async def record_told(
+    conn: Connection,
+    thread_id: str,
+    *types: ToldType,
+    facts: dict[str, Any],
+    who: str,
+    door: str,
+    interrupt_id: str | None = None,
+    for_whom: str | None = None,
+    shown: str | None = None,
+    data: dict[str, Any],
+) -> None:
+    """The same, and that the audit log has it, by one statement: `facts` for programs, and `data` for the log, as
+    `audit.record` takes it."""
     await conn.execute(
-        "INSERT INTO events (type, thread_id, interrupt_id, data, workspace)"
-        " SELECT type, thread_id, %s, %s || jsonb_build_object('workspace', workspace), workspace FROM threads,"
-        " unnest(%s::text[]) WITH ORDINALITY AS wanted (type, place) WHERE thread_id = %s ORDER BY place",
-        (interrupt_id, Jsonb(data), list(types), thread_id),
+        f"WITH recorded AS ({_RECORDED}) {audit.ENTERED}",
+        {
+            "types": list(types),
+            "kinds": list(types),
+            "thread_id": thread_id,
+            "interrupt_id": interrupt_id,
+            "facts": Jsonb(facts),
+            "who": who,
+            "door": door,
+            "for_whom": for_whom,
+            "shown": shown,
+            "data": Jsonb(data),
+        },
     )
 
 

@@ -109,9 +109,8 @@ async def find(
     before: tuple[datetime, str] | None = None,
 ) -> list[Approval]:
     """The approvals that this person sees and looks for, newest first; those after `before`."""
-    seen, page = _seen(person, viewers), newest(("requested_at", "interrupt_id"), before)
-    own = [reached(person).where, _view(search.view, person), *seen]
-    where = sql.SQL(" AND ").join([*own, page.where, *_conditions(search)])
+    seen, page = _seen(person, viewers), newest(("requested_at", "interrupt_id"), before, reached(person))
+    where = sql.SQL(" AND ").join([_view(search.view, person), *seen, page.where, *_conditions(search)])
     values = _person_values(person) | {
         "wanted": search.status,
         "at_least": search.at_least,
@@ -132,8 +131,7 @@ async def find(
         return await read(where)
     # Whoever is on many rows is on most of the newest. Whoever has little is not: along the index of times the database
     # would read everybody's for them, so theirs are found by the indexes of names, and sorted then.
-    newest_of = sql.SQL("{} AND {}").format(reached(person).where, _IN_VIEW[search.view])
-    found = await read(_NEWEST_FIRST.format(newest_of, page.where, where))
+    found = await read(_NEWEST_FIRST.format(_IN_VIEW[search.view], page.where, where))
     return found if len(found) == limit else await read(_NAMES_FIRST.format(where))
 
 
@@ -158,15 +156,15 @@ async def find_threads(
     conn: Connection, person: Person, *, limit: int, before: tuple[datetime, str] | None = None
 ) -> list[Thread]:
     """What this person filed, newest first, whether or not it needed an approval; those after `before`."""
-    page, own = newest(("created_at", "thread_id"), before), reached(person)
+    page = newest(("created_at", "thread_id"), before, reached(person))
     # For each name on its own the index has them in this order; for all names at once it has none, and the newest of
     # everybody's would be read through.
     query = sql.SQL(
         "SELECT thread_id FROM unnest(%(lowered)s::text[]) AS name CROSS JOIN LATERAL (SELECT thread_id, created_at"
-        " FROM threads WHERE lower(requested_by) = name AND {} AND {} ORDER BY created_at DESC, thread_id"
-        " LIMIT %(limit)s) AS filed ORDER BY created_at DESC, thread_id LIMIT %(limit)s"
-    ).format(own.where, page.where)
-    rows = await conn.execute(query, {"limit": limit, **own.values, **page.values, "lowered": _lowered(person.names)})
+        " FROM threads WHERE lower(requested_by) = name AND {} ORDER BY created_at DESC, thread_id LIMIT %(limit)s)"
+        " AS filed ORDER BY created_at DESC, thread_id LIMIT %(limit)s"
+    ).format(page.where)
+    rows = await conn.execute(query, {"limit": limit, **page.values, "lowered": _lowered(person.names)})
     ids = [row["thread_id"] for row in await rows.fetchall()]
     found = await threads_of(conn, ids)
     return [found[thread_id] for thread_id in ids]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from flow.database import Connection, ring
+from flow.database import RINGS, Connection, ring
 from flow.model import Notice
 from flow.spans import NONE, WRITTEN
 
@@ -62,19 +62,17 @@ async def post_card(conn: Connection, interrupt_id: str, thread_id: str) -> None
     """The approval must be shown."""
     await conn.execute(
         "INSERT INTO notices (kind, interrupt_id, thread_id) VALUES ('card', %s, %s)"
-        " ON CONFLICT (interrupt_id, kind) DO NOTHING",
+        f" ON CONFLICT (interrupt_id, kind) DO NOTHING RETURNING {RINGS}",
         (interrupt_id, thread_id),
     )
-    await ring(conn)
 
 
 async def change_card(conn: Connection, interrupt_id: str) -> None:
     """What the approval's card shows has changed: it must be shown again, after the delivery under way if any."""
     await conn.execute(
-        f"UPDATE notices n {_DUE_AGAIN} WHERE interrupt_id = %s AND kind = 'card'",
+        f"UPDATE notices n {_DUE_AGAIN} WHERE interrupt_id = %s AND kind = 'card' RETURNING {RINGS}",
         (interrupt_id,),
     )
-    await ring(conn)
 
 
 async def show_card(conn: Connection, interrupt_id: str) -> None:
@@ -123,10 +121,9 @@ async def remind(conn: Connection, interrupt_id: str, thread_id: str) -> None:
 async def _say_below(conn: Connection, kind: str, interrupt_id: str, thread_id: str) -> None:
     await conn.execute(
         "INSERT INTO notices AS n (kind, interrupt_id, thread_id) VALUES (%s, %s, %s)"
-        f" ON CONFLICT (interrupt_id, kind) DO UPDATE {_DUE_AGAIN}",
+        f" ON CONFLICT (interrupt_id, kind) DO UPDATE {_DUE_AGAIN} RETURNING {RINGS}",
         (kind, interrupt_id, thread_id),
     )
-    await ring(conn)
 
 
 async def raise_alarm(conn: Connection, thread_id: str, *, tampered: str | None = None) -> None:
@@ -192,11 +189,10 @@ async def mark_sent(conn: Connection, notice: Notice, *, spans: str = NONE) -> N
         " waits_since = clock_timestamp(),"
         " reasons = CASE WHEN version = %(version)s THEN '{}' ELSE reasons END,"
         " ambiguous = false, error = NULL WHERE id = %(id)s AND attempt = %(attempt)s AND status = 'sending'"
-        f" RETURNING thread_id), {WRITTEN} SELECT FROM ended",
+        # What changed meanwhile is due now.
+        f" RETURNING thread_id), {WRITTEN} SELECT {RINGS} FROM ended",
         {"version": notice.version, "id": notice.id, "attempt": notice.attempt, "spans": spans},
     )
-    # What changed meanwhile is due now.
-    await ring(conn)
     if ours.rowcount == 0:
         await _show_once_more(conn, notice)
 

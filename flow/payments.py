@@ -19,17 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
-
-from psycopg import sql
+from typing import Any, Literal
 
 from flow import threads
 from flow.approvals import approvals_of
 from flow.audit import AuditKind, door_of, record
-from flow.database import Connection, Page
+from flow.database import Connection
 from flow.errors import KeyReused, NothingToResolve
-from flow.events import facts_of_thread, record_events
-from flow.model import CLAIM_FLOW, Approval, Claim, EventType, Payment
+from flow.events import facts_of_thread, record_events, record_told
+from flow.model import CLAIM_FLOW, Approval, Claim, Payment
 from flow.pen import Pen
 from flow.providers import CannotLookUp, Order, PaymentRefused, PaymentUnsent, Provider
 from flow.spans import Live, span
@@ -125,16 +123,15 @@ async def payments_of(conn: Connection, thread_ids: Sequence[str]) -> dict[str, 
 
 
 async def latest_payments(
-    conn: Connection, *, status: str | None, limit: int, before: int | None = None, only: Page | None = None
+    conn: Connection, *, status: str | None, limit: int, before: int | None = None, workspace: str | None = None
 ) -> list[Payment]:
-    """The newest first, by index; those with an id below `before`, and only of such threads as `only` says."""
+    """The newest first, by index; those with an id below `before`, and of what was started in this `workspace`."""
     where = ("status = %(status)s" if status else "true") + (" AND id < %(before)s" if before else "")
-    of_threads = "(SELECT {} FROM threads t WHERE t.thread_id = payments.thread_id)" if only else "true"
-    query = sql.SQL("SELECT {} FROM payments WHERE {} AND {} ORDER BY id DESC LIMIT %(limit)s").format(
-        sql.SQL(_COLUMNS), sql.SQL(where), sql.SQL(of_threads).format(*([only.where] if only else []))
-    )
+    if workspace is not None:
+        where += " AND (SELECT workspace = %(workspace)s FROM threads t WHERE t.thread_id = payments.thread_id)"
     rows = await conn.execute(
-        query, {"status": status, "before": before, "limit": limit, **(only.values if only else {})}
+        f"SELECT {_COLUMNS} FROM payments WHERE {where} ORDER BY id DESC LIMIT %(limit)s",
+        {"status": status, "before": before, "limit": limit, "workspace": workspace},
     )
     return [Payment(**row) for row in await rows.fetchall()]
 
@@ -170,7 +167,7 @@ async def resolve(conn: Connection, thread_id: str, *, reference: str | None, by
             await _audit(conn, resolved, "payment.resolved", who=by, door=door_of(by), was=payment.status)
             if reference:
                 approvals = (await approvals_of(conn, [thread_id]))[thread_id]
-                await _record_event(conn, resolved, "payment.paid", approvals)
+                await record_events(conn, thread_id, "payment.paid", data=_facts_of(resolved, approvals))
             await threads.wake(conn, thread_id)
         elif (payment.reference, payment.status) != (reference, "paid" if reference else "refused"):
             raise NothingToResolve(thread_id, f"its payment is {payment.status}")
@@ -231,11 +228,11 @@ async def _ages_s(pen: Pen, payment: Payment) -> tuple[float, float]:
     return row["payment"], row["thread"]
 
 
-# What a payment becomes. A refusal is told by its thread's end.
-_EVENTS: dict[AuditKind, EventType] = {"payment.paid": "payment.paid", "payment.unknown": "payment.unknown"}
+# What a payment becomes.
+Outcome = Literal["payment.paid", "payment.unknown", "payment.refused"]
 
 
-async def _update(pen: Pen, payment: Payment, change: str, *values: Any, becomes: AuditKind | None = None) -> Payment:
+async def _update(pen: Pen, payment: Payment, change: str, *values: Any, becomes: Outcome | None = None) -> Payment:
     async with pen.tx() as conn:
         updated = await conn.execute(
             f"UPDATE payments SET {change} WHERE thread_id = %s AND status = 'intended'", (*values, payment.thread_id)
@@ -247,17 +244,32 @@ async def _update(pen: Pen, payment: Payment, change: str, *values: Any, becomes
         return payment
 
 
-async def _record(conn: Connection, payment: Payment, became: AuditKind, approvals: Sequence[Approval]) -> None:
-    """The drive has found this out, and tells both those who listen and those who look it up."""
-    await _audit(conn, payment, became)
-    if became in _EVENTS:
-        await _record_event(conn, payment, _EVENTS[became], approvals)
+async def _record(conn: Connection, payment: Payment, became: Outcome, approvals: Sequence[Approval]) -> None:
+    """The drive has found this out, and tells both those who listen and those who look it up. A refusal is told to the
+    former by its thread's end."""
+    if became == "payment.refused":
+        await _audit(conn, payment, became)
+        return
+    await record_told(
+        conn,
+        payment.thread_id,
+        became,
+        facts=_facts_of(payment, approvals),
+        who=_PAYER,
+        door="drive",
+        data=_entry_of(payment),
+    )
 
 
 async def _audit(
     conn: Connection, payment: Payment, kind: AuditKind, *, who: str = _PAYER, door: str = "drive", **more: str
 ) -> None:
-    data = {
+    await record(conn, kind, who=who, door=door, thread_id=payment.thread_id, data=_entry_of(payment) | more)
+
+
+def _entry_of(payment: Payment) -> dict[str, Any]:
+    """What the audit log has of it."""
+    return {
         "amount": str(payment.amount),
         "currency": payment.currency,
         "payee": payment.payee,
@@ -267,13 +279,12 @@ async def _audit(
         "status": payment.status,
         "reason": payment.reason,
     }
-    await record(conn, kind, who=who, door=door, thread_id=payment.thread_id, data=data | more)
 
 
-async def _record_event(conn: Connection, payment: Payment, event: EventType, approvals: Sequence[Approval]) -> None:
+def _facts_of(payment: Payment, approvals: Sequence[Approval]) -> dict[str, Any]:
+    """What programs are told of it."""
     claim = {"amount": str(payment.amount), "currency": payment.currency, "payee": payment.payee}
-    data = facts_of_thread(payment.thread_id, claim, approvals, status=payment.status, reference=payment.reference)
-    await record_events(conn, payment.thread_id, event, data=data)
+    return facts_of_thread(payment.thread_id, claim, approvals, status=payment.status, reference=payment.reference)
 
 
 async def _payment(conn: Connection, thread_id: str) -> Payment:

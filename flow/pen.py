@@ -30,6 +30,12 @@ class Pen:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @contextlib.asynccontextmanager
+    async def alone(self) -> AsyncIterator[Connection]:
+        """The drive's connection, alone on it, for one look. Not re-entrant."""
+        async with self.lock:
+            yield self.conn
+
+    @contextlib.asynccontextmanager
     async def tx(self) -> AsyncIterator[Connection]:
         """A transaction on the drive's connection, alone on it. Not re-entrant: SQL only inside, no outside call."""
         async with self.lock, self.conn.transaction():

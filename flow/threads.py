@@ -15,7 +15,7 @@ from psycopg.types.json import Json, Jsonb
 
 from flow import notices
 from flow.audit import door_of, record
-from flow.database import Connection, Page, is_present, newest, ring
+from flow.database import RINGS, Connection, Page, is_present, newest, ring
 from flow.errors import FlowError, ThreadExists, UnknownThread
 from flow.model import CLAIM_FLOW, OVER, Claim, Person, Thread, flow_key
 from flow.spans import NONE, WRITTEN
@@ -138,16 +138,11 @@ async def latest_threads(
 ) -> list[Thread]:
     """The newest threads first, by index whatever the table's size; those after `before` (created_at, thread_id), and
     only such as `only` says."""
-    page = newest(("created_at", "thread_id"), before)
+    page = newest(("created_at", "thread_id"), before, only)
     query = sql.SQL(
-        "SELECT {} FROM threads WHERE {} AND {} AND {} ORDER BY created_at DESC, thread_id LIMIT %(limit)s"
-    ).format(
-        _COLUMNS,
-        sql.SQL("status = %(status)s" if status else "true"),
-        page.where,
-        only.where if only else sql.SQL("true"),
-    )
-    rows = await conn.execute(query, {"status": status, "limit": limit, **page.values, **(only.values if only else {})})
+        "SELECT {} FROM threads WHERE {} AND {} ORDER BY created_at DESC, thread_id LIMIT %(limit)s"
+    ).format(_COLUMNS, sql.SQL("status = %(status)s" if status else "true"), page.where)
+    rows = await conn.execute(query, {"status": status, "limit": limit, **page.values})
     return [_thread(row) for row in await rows.fetchall()]
 
 
@@ -206,7 +201,7 @@ async def leave(
     rows = await conn.execute(
         "WITH ended AS (UPDATE threads SET status = %(status)s, reason = %(reason)s, result = %(result)s,"
         " due_at = NULL, attempts = 0, driver_pid = NULL WHERE thread_id = %(thread_id)s AND wakes = %(wakes)s"
-        f" RETURNING thread_id), {WRITTEN} SELECT thread_id FROM ended",
+        f" RETURNING thread_id), {WRITTEN} SELECT {RINGS} FROM ended",
         {
             "status": status,
             "reason": reason,
@@ -216,7 +211,6 @@ async def leave(
             "spans": spans,
         },
     )
-    await ring(conn)
     return await rows.fetchone() is not None
 
 
@@ -265,14 +259,13 @@ async def wake(conn: Connection, thread_id: str) -> None:
     rows = await conn.execute(
         "UPDATE threads t SET wakes = wakes + 1, due_at = clock_timestamp(), status = 'running', attempts = 0,"
         " reason = NULL FROM (SELECT thread_id, status FROM threads WHERE thread_id = %s FOR NO KEY UPDATE) was"
-        " WHERE t.thread_id = was.thread_id AND was.status <> ALL(%s) RETURNING was.status",
+        f" WHERE t.thread_id = was.thread_id AND was.status <> ALL(%s) RETURNING was.status, {RINGS}",
         (thread_id, list(OVER)),
     )
     row = await rows.fetchone()
     if row is not None and row["status"] in ("stuck", "unknown"):
         # Its cards say that somebody must look at it.
         await notices.change_cards(conn, thread_id)
-    await ring(conn)
 
 
 async def retry(conn: Connection, thread_id: str, *, by: str) -> None:

@@ -45,14 +45,13 @@ def reaches(person: Person, workspace: str | None) -> bool:
 
 def reached(person: Person) -> Page:
     """The same in SQL, of rows that have a `workspace`."""
-    if person.workspace is not None:
-        return of_workspace(person.workspace)
-    return Page(where=sql.SQL("workspace IS NULL" if person.key.startswith("slack:") else "true"), values={})
+    everything = sql.SQL("workspace IS NULL" if person.key.startswith("slack:") else "true")
+    return of_workspace(person.workspace) or Page(where=everything, values={})
 
 
-def of_workspace(workspace: str) -> Page:
-    """Rows of this one alone."""
-    return Page(where=sql.SQL("workspace = %(workspace)s"), values={"workspace": workspace})
+def of_workspace(workspace: str | None) -> Page | None:
+    """The rows of this one alone; None: of all."""
+    return Page(where=sql.SQL("workspace = %(workspace)s"), values={"workspace": workspace}) if workspace else None
 
 
 def workspace_meant(workspace: str | None, *, many: bool) -> str | None:

@@ -67,9 +67,11 @@ def environment_of_many(**more: str) -> dict[str, str]:
     } | more
 
 
-async def install(conn: Connection, cipher: Cipher, slacks: ManySlacks, workspace: str) -> None:
+async def install(
+    conn: Connection, cipher: Cipher, slacks: ManySlacks, workspace: str, *, is_grid: bool = False
+) -> None:
     """The app is installed there, and set up."""
-    team = slacks.team(workspace)
+    team = slacks.team(workspace, is_grid=is_grid)
     token = cipher.encrypt(workspace, slacks.token(team))
     await workspaces.installed(conn, workspace, name=team.name, token=token, by=f"slack:{workspace}/U09ADMIN")
     await workspaces.set_up(conn, workspace, by="cli:ann", channel="C01GEN", policy=POLICY)
@@ -90,8 +92,8 @@ class Installation:
     cipher: Cipher
     slacks: ManySlacks
 
-    async def install(self, conn: Connection, workspace: str) -> None:
-        await install(conn, self.cipher, self.slacks, workspace)
+    async def install(self, conn: Connection, workspace: str, *, is_grid: bool = False) -> None:
+        await install(conn, self.cipher, self.slacks, workspace, is_grid=is_grid)
 
     async def uninstall(self, conn: Connection, workspace: str) -> None:
         assert await workspaces.uninstalled(conn, await workspaces.workspace_of(conn, workspace), by="slack")

@@ -14,7 +14,7 @@ from flow.inbox import Search, count_mine, find, find_threads, lists_groups
 from flow.model import Person
 from flow.notices import Lane, change_direct_cards, lease, remind
 from flow.threads import latest_threads
-from flow.workspaces import reached
+from flow.workspaces import of_workspace
 from tests.people import EVE, ask
 from tests.rows import RENEW_FINGERPRINTS, all_rows
 
@@ -88,8 +88,12 @@ _LOOKS_OF_ONE: dict[str, Look] = {
     "viewer, waits": lambda conn, person: find(conn, person, Search(), viewers=person.names, limit=11),
     "viewer, history": lambda conn, person: find(conn, person, Search(view="history"), viewers=person.names, limit=11),
     "viewer, all": lambda conn, person: find(conn, person, Search(view="all"), viewers=person.names, limit=11),
-    "API, threads": lambda conn, person: latest_threads(conn, status=None, limit=50, only=reached(person)),
-    "API, approvals": lambda conn, person: latest_approvals(conn, status=None, limit=50, only=reached(person)),
+    "API, threads": lambda conn, person: latest_threads(
+        conn, status=None, limit=50, only=of_workspace(person.workspace)
+    ),
+    "API, approvals": lambda conn, person: latest_approvals(
+        conn, status=None, limit=50, only=of_workspace(person.workspace)
+    ),
 }
 
 

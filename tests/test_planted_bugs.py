@@ -898,8 +898,8 @@ BUGS = [
     Bug(
         name="a list has what is of other workspaces",
         file="flow/inbox.py",
-        old="own = [reached(person).where, _view(search.view, person), *seen]",
-        new="own = [_view(search.view, person), *seen]",
+        old='newest(("requested_at", "interrupt_id"), before, reached(person))',
+        new='newest(("requested_at", "interrupt_id"), before)',
         tests="test_workspaces_apart.py",
     ),
     Bug(

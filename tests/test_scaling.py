@@ -51,7 +51,7 @@ _KEYED_BY_THREAD = """
 
 # A thread, or its request, given as a value.
 _NAMES_ITS_THREAD = re.compile(r"\b(?:thread_id|interrupt_id) = (?:coalesce\()?\$")
-_WRITES_ITS_THREAD = re.compile(r"INSERT INTO \w+ (?:AS \w+ )?\([^)]*\b(?:thread_id|interrupt_id)\b")
+_WRITES_ITS_THREAD = re.compile(r"(?:WITH \w+ AS \()?INSERT INTO \w+ (?:AS \w+ )?\([^)]*\b(?:thread_id|interrupt_id)\b")
 _WORDS = re.compile(r"[a-z_]+")
 
 
@@ -282,8 +282,8 @@ async def test_a_bot_and_a_worker_take_as_many_connections_as_the_page_says(
 ) -> None:
     """With everything on that is sent, while no requests come."""
     page = " ".join((ROOT / "docs" / "operating.md").read_text().split())
-    assert "6 connections for Slack, 2 for mails, 3 to 9 for webhooks, and one for each target of traces" in page
-    sending = 6 + 2 + 3 + 1
+    assert "4 connections for Slack, 2 for mails, 3 to 9 for webhooks, and one for each target of traces" in page
+    sending = 4 + 2 + 3 + 1
     bot = 2 + 1 + sending
     worker = 4 + 2 + 2 + sending
     async with (
@@ -312,7 +312,8 @@ async def test_a_bot_and_a_worker_take_as_many_connections_as_the_page_says(
                 "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
                 " AND application_name LIKE 'claim_flow %%'",
             )
-            return bool(count == bot + worker)
+            # Two looks at whether a process is ready, at a time, have its pool make one more.
+            return bool(bot + worker <= count <= bot + worker + 2)
 
         async with town.service("bot"), town.service("work", HEALTH_PORT=str(free_port())):
             await start_claim(conn, "t1", amount="20")

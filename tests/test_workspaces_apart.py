@@ -7,6 +7,7 @@ asked for by its id is answered as an id is that nobody has. A new door is a new
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -33,6 +34,7 @@ from tests.browsing import Visitor
 from tests.many_workspaces import SameInAll, installation, member
 from tests.openid_server import openid_server
 from tests.people import YES, ask, stand_in
+from tests.processes import ROOT
 from tests.rows import all_rows, one_row, value
 from tests.slack_door import Caller
 from tests.workspace_doors import API, GONE, NONE, NOWHERE, OPERATOR, OURS, PAGES, SLACK, THEIRS, Door, Request, World
@@ -109,6 +111,7 @@ def rows(doors: Mapping[str, Sequence[Door]], *workspaces: str) -> list[object]:
     ]
 
 
+SIGN_IN = next(door for door in PAGES if door.name == "Sign in with Slack")
 OF_OPERATORS = {"API": [door for door in API if door.operator]}
 LISTS = {kind: [door for door in doors if door.does == "sees" and not door.by_id] for kind, doors in DOORS.items()}
 
@@ -166,6 +169,51 @@ async def test_a_name_on_the_list_says_nothing_in_another_workspace(conn: Connec
         with pytest.raises(UnknownApproval):
             check_person(approval, stranger)
         assert not waits_for(approval, stranger, now) and not may_see(approval, stranger, everybody)
+
+
+def test_a_request_is_read_by_its_id_for_somebody() -> None:
+    """At no door for anybody, but by the link that is for it, and to show it where it was asked."""
+    reads = re.compile(r"\bapprovals?_of\(")
+    found = {file.name for file in (ROOT / "bot").glob("*.py") if reads.search(file.read_text())}
+    assert found == {"links.py", "outlet.py", "demo.py"}
+
+
+# Whose somebody is, in a grid
+
+
+@pytest.fixture
+async def grid(world: World, conn: Connection) -> str:
+    """The app is installed in a whole grid, and Alice is of a team of it, T05TEAM; what waits there lists her."""
+    workspace = "E01GRID"
+    await world.bot.install(conn, workspace, is_grid=True)
+    kind = {"team_id": "T05TEAM", "enterprise_user": {"enterprise_id": workspace, "teams": ["T05TEAM"]}}
+    world.bot.slacks.kinds["U01ALICE"] = kind
+    await ask(conn, "grids", requested_by="U05EVE", payee="Globex", workspace=workspace)
+    return workspace
+
+
+async def sign_in_as(world: World, team: str, grid: str | None) -> str:
+    """What Alice of this team, in this grid, sees."""
+    world.visitor.cookies.clear()
+    world.openid.claims = {"https://slack.com/enterprise_id": grid}
+    return await SIGN_IN.run(world, team, NONE)
+
+
+async def test_a_member_of_a_grid_is_of_it_unless_their_team_has_the_app(
+    world: World, conn: Connection, grid: str
+) -> None:
+    assert "Globex" in await sign_in_as(world, "T05TEAM", grid)
+    person = await one_row(conn, "SELECT names, workspace FROM sessions ORDER BY created_at DESC LIMIT 1")
+    names = ["U01ALICE", f"slack:{grid}/U01ALICE", "slack:T05TEAM/U01ALICE"]
+    assert person == {"names": sorted(names), "workspace": grid}
+    # Without the grid's word, or with another's, nobody knows the team.
+    assert (await sign_in_as(world, "T05TEAM", None)).startswith("403 ")
+    assert (await sign_in_as(world, "T05TEAM", "E02OTHER")).startswith("403 ")
+    # A member with that id of another team of the grid is somebody else: the list does not have them.
+    assert "Globex" not in await sign_in_as(world, "T06TEAM", grid)
+    await world.bot.install(conn, "T05TEAM")
+    assert "Globex" not in await sign_in_as(world, "T05TEAM", grid)
+    assert await value(conn, "SELECT workspace FROM sessions ORDER BY created_at DESC LIMIT 1") == "T05TEAM"
 
 
 # What ends with a workspace, and what is of none

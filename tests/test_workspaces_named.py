@@ -66,7 +66,9 @@ async def test_a_token_may_be_of_one_workspace(many: Terminal, conn: Connection)
     assert data == {"scopes": ["read"], "workspace": OURS}
 
 
-async def test_a_member_of_slack_is_signed_in_to_their_workspace(many: Terminal, conn: Connection) -> None:
+async def test_a_member_of_slack_is_signed_in_to_their_workspace(
+    many: Terminal, conn: Connection, slacks: SameInAll
+) -> None:
     assert (await typed(many, "login --as U01ALICE")).code == 2
     assert (await typed(many, f"login --as U01ALICE --workspace {OURS}")).code == 0
     link = await one_row(conn, "SELECT person, names, workspace FROM login_links")
@@ -78,6 +80,12 @@ async def test_a_member_of_slack_is_signed_in_to_their_workspace(many: Terminal,
     assert names == ["slack:T08GUEST/U01ALICE"]
     assert (await typed(many, "login --as alice@example.com")).code == 0
     assert await value(conn, "SELECT workspace FROM login_links WHERE person LIKE 'mail:%%'") is None
+    await install(conn, cipher_of(many.environment), slacks, "E01GRID", is_grid=True)
+    bare = await typed(many, "login --as U01ALICE --workspace E01GRID")
+    assert bare.code == 1 and "a whole grid" in bare.err
+    assert (await typed(many, "login --as slack:T05TEAM/U01ALICE --workspace E01GRID")).code == 0
+    names = await value(conn, "SELECT names FROM login_links WHERE workspace = 'E01GRID'")
+    assert names == sorted(["U01ALICE", "slack:E01GRID/U01ALICE", "slack:T05TEAM/U01ALICE"])
     assert await uninstalled(conn, await workspace_of(conn, OURS), by="slack")
     gone = await typed(many, f"login --as U01ALICE --workspace {OURS}")
     assert gone.code == 1 and "uninstalled" in gone.err

@@ -218,7 +218,7 @@ def _fill_in(path: str, **fields: str) -> Run:
 
 
 async def _sign_in_with_slack(world: World, workspace: str, _: Request) -> str:
-    world.openid.claims = {"https://slack.com/team_id": workspace}
+    world.openid.claims |= {"https://slack.com/team_id": workspace}
     to_slack = (await world.visitor.get("/login/slack")).headers["Location"]
     async with aiohttp.ClientSession() as http, http.get(to_slack, allow_redirects=False) as agreed:
         back = agreed.headers["Location"].removeprefix(world.visitor.url)

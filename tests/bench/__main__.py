@@ -9,6 +9,7 @@
     rush        clicks on a clock, at several rates                           rush.py
     idle        what `serve` costs while there is nothing to do               idle.py
     many        the same at a million threads, and with several workers       many.py
+    costs       what each claim takes, and so a thousand a second             costs.py
 
 It is no test: a busy machine makes all sides slow, and only the ratios mean anything. Each module says what is
 required; TEST_DATABASE_URL names a server to use instead of an embedded one.
@@ -27,6 +28,7 @@ from pathlib import Path
 import click
 import psycopg
 
+from tests.bench.costs import costs
 from tests.bench.databases import machine, server, versions_of
 from tests.bench.idle import REQUIRED_CPU, idle
 from tests.bench.many import many
@@ -37,21 +39,22 @@ from tests.bench.table import measure, missed, rendered
 from tests.bench.warm_processes import ROWS as WARM_ROWS
 from tests.bench.warm_processes import warm_probes
 
-_PARTS = ("warm", "commands", "rush", "idle", "many")
+_PARTS = ("warm", "commands", "rush", "idle", "many", "costs")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """How often each is measured, claims in each warm process and round, and for how long."""
+    """How often each is measured, claims in each warm process and round, how long, and how many claims are costed."""
 
     rounds: int
     claims: int
     rushes: dict[int, int]
     idle_s: int
+    costed: int
 
 
-_WHOLE = _Plan(rounds=15, claims=20, rushes=RUSHES, idle_s=60)
-_QUICK = _Plan(rounds=3, claims=5, rushes=QUICK_RUSHES, idle_s=5)
+_WHOLE = _Plan(rounds=15, claims=20, rushes=RUSHES, idle_s=60, costed=300)
+_QUICK = _Plan(rounds=3, claims=5, rushes=QUICK_RUSHES, idle_s=5, costed=20)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -101,6 +104,9 @@ async def _run(plan: _Plan, rounds: int, parts: Sequence[str], *, quick: bool) -
             met = met and found_idle.cpu < REQUIRED_CPU
         if "many" in parts:
             met = await many(server_url, admin, home, quick=quick, rounds=rounds, say=_say_progress) and met
+        if "costs" in parts:
+            found_costs = await costs(server_url, admin, home, claims=plan.costed, say=_say_progress)
+            click.echo("\n".join(found_costs.rendered()))
     return met
 
 

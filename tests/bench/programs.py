@@ -27,7 +27,7 @@ _READY_WITHIN_S = 90.0
 _STOPPED_WITHIN_S = 30.0
 
 # The setting that says where a service answers.
-_PORT_OF = {"serve": "PORT", "work": "HEALTH_PORT"}
+_PORT_OF = {"serve": "PORT", "bot": "PORT", "work": "HEALTH_PORT"}
 
 # What would send a claim to a stranger, or make one of the sides do more than the other.
 _FOREIGN_PREFIXES = ("LANGSMITH_", "LANGCHAIN_", "LANGGRAPH_", "LANGFUSE_", "OPENAI_", "OTEL_")
@@ -84,7 +84,7 @@ async def serving(env: Mapping[str, str], cwd: Path, http: aiohttp.ClientSession
 
 @contextlib.asynccontextmanager
 async def running(
-    command: Literal["serve", "work"], env: Mapping[str, str], cwd: Path, http: aiohttp.ClientSession
+    command: Literal["serve", "bot", "work"], env: Mapping[str, str], cwd: Path, http: aiohttp.ClientSession
 ) -> AsyncIterator[tuple[str, int]]:
     """A service that is ready: where it answers requests, and its process id. Its log goes to a file in `cwd`."""
     port = free_port()

@@ -84,7 +84,7 @@ async def workers(
 
 
 async def _work(http: aiohttp.ClientSession, urls: Sequence[str], conn: Connection, url: str, claims: int) -> Worked:
-    async with _waits(url) as waits:
+    async with waits_of(url) as waits:
         began = time.perf_counter()
         await _file(conn, claims)
         await _until_over(conn, claims)
@@ -122,7 +122,7 @@ async def _until_over(conn: Connection, claims: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _waits(url: str) -> AsyncIterator[Counter[str]]:
+async def waits_of(url: str) -> AsyncIterator[Counter[str]]:
     """Counts what our sessions that do anything are seen to wait for; under the empty name, how often any was seen."""
     seen: Counter[str] = Counter({"": 0})
 
