@@ -22,7 +22,8 @@ from flow.cipher import Cipher
 from flow.database import Connection, Page, ring
 from flow.errors import BadInput, SettingError, UnknownWorkspace, WorkspaceClosed
 from flow.model import Person
-from flow.policy import NOBODY, Policy, parse_policy
+from flow.policy import NOBODY, Policy, is_group, parse_policy
+from flow.settings import names_in
 from flow.text import digest, visible
 
 log = logging.getLogger(__name__)
@@ -215,7 +216,7 @@ async def set_up(
     """Say what is to be there, in a transaction of its own; None leaves it as it is, an empty text unsets it.
 
     What was refused for want of a channel is due again. Raises UnknownWorkspace, and SettingError for a policy that
-    says nothing.
+    says nothing, or names user groups of a whole grid.
     """
 
     def said(text: str | None, before: str | None) -> str | None:
@@ -231,6 +232,7 @@ async def set_up(
             filers=row.filers if filers is None else filers,
         )
         words = parse_policy(new.policy, named="the policy").words if new.policy is not None else ()
+        _check_groups(new)
         await conn.execute(
             "UPDATE workspaces SET channel = %s, ops_channel = %s, policy = %s, filers = %s WHERE workspace = %s",
             (new.channel, new.ops_channel, new.policy, new.filers, workspace),
@@ -240,6 +242,17 @@ async def set_up(
         sha256 = None if new.policy is None else digest(new.policy)
         await _record(conn, "workspace.set_up", workspace, by=by, sha256=sha256, **data)
         return new
+
+
+def _check_groups(row: Workspace) -> None:
+    """Refuse what would name nobody: for a whole grid Slack lists user groups by team alone.
+
+    https://docs.slack.dev/reference/methods/usergroups.list
+    """
+    tiers = [row.rules.tier(name) for name in row.rules.names]
+    named = [*names_in(row.filers), *(name for tier in tiers for name in (*tier.approvers, *tier.escalate_to))]
+    if row.workspace.startswith("E") and (groups := [name for name in named if is_group(name)]):
+        raise SettingError(f"{groups[0]}: of a whole grid Slack does not say who is in a user group: list member ids")
 
 
 async def rotate(conn: Connection, cipher: Cipher, *, by: str) -> int:

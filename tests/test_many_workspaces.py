@@ -41,8 +41,8 @@ from tests.many_slacks import (
 )
 from tests.people import ANN, YES, ask
 from tests.rows import all_rows, one_row, until, value
-from tests.slack_door import Caller, typed_in
-from tests.slack_requests import JSON, SIGNING_SECRET, SlackRequest, altered_click_body, button
+from tests.slack_door import Caller, bot_in_process, client_of, typed_in
+from tests.slack_requests import JSON, MALFORMED, SIGNING_SECRET, SlackRequest, altered_click_body, button
 
 PAIR = ("T01ACME", "T02BETA")
 MANAGER = parse_policy(POLICY, named="policy").tier("manager")
@@ -260,6 +260,30 @@ async def test_slack_checks_the_address_before_anybody_has_installed_the_app(cal
     asked = SlackRequest(name="x", body=body, content_type=JSON, expected=range(200, 201))
     answered = await caller.send(asked)
     assert (answered.status, json.loads(answered.body)) == (200, {"challenge": "c1"})
+
+
+async def test_whatever_slack_would_never_send_is_answered_as_where_there_is_one_workspace(
+    caller: Caller, slack: ManySlacks, conn: Connection
+) -> None:
+    await both(conn, slack)
+    wrong = {}
+    for request in MALFORMED:
+        answered = await caller.send(request)
+        if answered.status not in request.expected:
+            wrong[request.name] = answered
+    assert wrong == {}
+
+
+async def test_a_bot_of_one_workspace_takes_note_that_its_token_is_gone(
+    database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        client_of("http://127.0.0.1:9/api/") as client,
+        bot_in_process(database_url, client) as url,
+        Caller(url) as caller,
+    ):
+        assert (await caller.send(event({"type": "app_uninstalled"}, team_id="T01TEST"))).status == 200
+    assert "SLACK_BOT_TOKEN is taken back" in caplog.text
 
 
 @pytest.mark.parametrize("how", ["unknown", "uninstalled"])

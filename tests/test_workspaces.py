@@ -174,6 +174,16 @@ async def test_a_policy_that_says_nothing_is_refused(conn: Connection, slack: Ma
         await set_up(conn, "T09NONE", by="cli:ann", policy=POLICY)
 
 
+async def test_user_groups_are_refused_for_a_whole_grid(conn: Connection, slack: ManySlacks) -> None:
+    await install(conn, slack, slack.team("E01GRID", is_grid=True), policy=POLICY)
+    await acme(conn, slack, policy=POLICY.replace("U01ALICE", "@finance"), filers="@staff")
+    for given in ({"policy": POLICY.replace("U01ALICE", "@finance")}, {"filers": "U01ALICE, S01FIN"}):
+        with pytest.raises(SettingError, match="of a whole grid Slack does not say"):
+            await set_up(conn, "E01GRID", by="cli:ann", **given)
+    row = await workspace_of(conn, "E01GRID")
+    assert (row.policy, row.filers) == (POLICY, "")
+
+
 async def test_an_uninstall_drops_the_token_of_that_installation_alone(conn: Connection, slack: ManySlacks) -> None:
     first = await acme(conn, slack, channel="C01ACME", policy=POLICY)
     again = await acme(conn, slack)
