@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -28,6 +29,7 @@ from flow.database import Connection
 from flow.policy import Tier, parse_policy
 from flow.settings import read_settings
 from flow.workspaces import rotate, set_up, uninstalled, workspace_of
+from tests.command import Terminal
 from tests.many_slacks import (
     KEY,
     OTHER_KEY,
@@ -41,8 +43,9 @@ from tests.many_slacks import (
 )
 from tests.people import ANN, YES, ask
 from tests.rows import all_rows, one_row, until, value
+from tests.services import is_ready
 from tests.slack_door import Caller, bot_in_process, client_of, typed_in
-from tests.slack_requests import JSON, MALFORMED, SIGNING_SECRET, SlackRequest, altered_click_body, button
+from tests.slack_requests import ABSENT, JSON, MALFORMED, SIGNING_SECRET, SlackRequest, altered_click_body, button
 
 PAIR = ("T01ACME", "T02BETA")
 MANAGER = parse_policy(POLICY, named="policy").tier("manager")
@@ -111,6 +114,9 @@ async def click_from(caller: Caller, conn: Connection, interrupt_id: str, team: 
         user={"id": "U01ALICE", "name": "alice", "team_id": team},
         actions=[button("approve", json.dumps({"interrupt": interrupt_id, "hash": digest}))],
         response_url=caller.response_url,
+        container=ABSENT,
+        channel=ABSENT,
+        message=ABSENT,
     )
     return SlackRequest(name="click", body=body, expected=range(200, 201))
 
@@ -602,6 +608,44 @@ async def test_the_next_notice_is_found_by_index_whatever_one_workspace_has_wait
     plan = "\n".join(row["QUERY PLAN"] for row in explained)
     assert "Index Scan using notices_due" in plan and "Index Scan using threads_pkey" in plan, plan
     assert not re.search(r"Seq Scan|Sort", plan), plan
+
+
+# All of it
+
+
+async def test_a_claim_is_filed_approved_and_paid_in_each_of_two_workspaces(
+    slack: ManySlacks, conn: Connection, database_url: str, tmp_path: Path, port: int
+) -> None:
+    await both(conn, slack)
+    terminal = Terminal(tmp_path, DATABASE_URL=database_url, **many_settings(slack, PORT=str(port)))
+    async with terminal.service("serve") as service, Caller(f"http://127.0.0.1:{port}") as caller:
+        await service.until(lambda: is_ready(port))
+        for key in PAIR:
+            said = await terminal.run_meanwhile(
+                "start", "--workspace", key, "--thread", key.lower(), "--amount", "250", "--json"
+            )
+            assert (said.code, said.json["status"]) == (0, "waiting"), said.err
+
+        async def posted() -> bool:
+            return all(slack.posts(key) for key in PAIR)
+
+        await until(posted)
+        for key in PAIR:
+            interrupt_id = await value(conn, "SELECT interrupt_id FROM approvals WHERE workspace = %s", key)
+            assert (await caller.send(await click_from(caller, conn, interrupt_id, key))).status == 200
+
+        async def paid() -> bool:
+            shown = [str(slack.said("chat.update", key)[-1:]) for key in PAIR]
+            return all("Paid" in text for text in shown)
+
+        await until(paid)
+    assert await value(conn, "SELECT count(*) FROM payments WHERE status = 'paid'") == 2
+    for key in PAIR:
+        assert {post["channel"] for post in slack.posts(key)} == {f"C{key[1:]}"}
+    # Each by its own token, and no other way.
+    assert all(call.team and call.token.endswith(call.team) for call in slack.asked)
+    tokens = [token for team in slack.teams.values() for token in team.tokens]
+    assert not any(token in service.err for token in tokens)
 
 
 # The doctor
