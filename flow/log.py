@@ -26,7 +26,7 @@ _about: ContextVar[dict[str, str] | None] = ContextVar("about", default=None)
 
 @contextlib.contextmanager
 def concerning(**fields: str | None) -> Iterator[None]:
-    """Until its end, every line says these too: `thread`, `interrupt`, `approver`, `trace_id`."""
+    """Until its end, every line says these too: `thread`, `interrupt`, `approver`, `workspace`, `trace_id`."""
     token = _about.set((_about.get() or {}) | _given(fields))
     try:
         yield
