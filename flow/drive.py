@@ -223,13 +223,11 @@ async def _answers_or_wait(
             await lock_pending(conn, [pause.id for pause in interrupts])
         for pause in interrupts:
             asked = flow.asks(thread, pause)
-            try:
-                approval = await approval_of(conn, pause.id)
-                if approval.status == "pending":
-                    # A settled one stays as it is; locking it would only cost a commit.
-                    approval = await approval_of(conn, pause.id, lock=True)
-            except UnknownApproval:
-                await supersede(conn, thread.thread_id, keep=[each.id for each in interrupts])
+            # Whoever drives it first has asked nothing before.
+            approval = await _asked_before(conn, pause) if thread.driven_before else None
+            if approval is None:
+                if thread.driven_before:
+                    await supersede(conn, thread.thread_id, keep=[each.id for each in interrupts])
                 tier = flow.tier_of(asked, pause, pen.policy)
                 await request_approval(
                     conn,
@@ -246,6 +244,15 @@ async def _answers_or_wait(
         if answers or not await threads.leave(conn, thread, status="waiting", spans=pen.spans.rows(outcome="waiting")):
             # One at a time: LangGraph cuts off what runs beside a branch that fails.
             return dict(islice(answers.items(), 1))
+    return None
+
+
+async def _asked_before(conn: Connection, pause: Interrupt) -> Approval | None:
+    """The approval of this pause, which nobody decides meanwhile; None: it is not asked for yet."""
+    with contextlib.suppress(UnknownApproval):
+        approval = await approval_of(conn, pause.id)
+        # A settled one stays as it is; locking it would only cost a commit.
+        return approval if approval.status != "pending" else await approval_of(conn, pause.id, lock=True)
     return None
 
 

@@ -1,7 +1,8 @@
 """Fresh processes, made in advance: each drives exactly one thread and has never seen another.
 
 A zygote imports and warms everything once, opens nothing, and forks a child whenever it is asked. A child connects,
-rehearses on a thread of its own (rolled back), says that it is ready, and waits for its one thread.
+rehearses on a thread of its own (rolled back), says that it is ready, and waits for its one thread. Where threads wait
+for children it does not rehearse: that takes longer than it saves, and only a person who waits has something of it.
 
     worker ──ctl socket──> zygote ──fork──> child
        └───────────── socketpair ─────────────┘      "ready", the job, the report; its end means death, both ways
@@ -47,6 +48,9 @@ log = logging.getLogger(__name__)
 
 # Weighs about a tenth of the bot: a click goes first on a busy machine, and a drive is not starved.
 _NICENESS = 10
+
+# What the zygote is told.
+_REHEARSED, _AS_IT_IS = b"r", b"a"
 
 # A new interpreter imports LangGraph in 1 to 4 s; a loaded machine may need far longer.
 _READY_TIMEOUT_S = 60.0
@@ -118,11 +122,11 @@ class Zygote:
             )
         return cls(process, ours)
 
-    async def fork(self) -> Standby:
+    async def fork(self, *, rehearsed: bool) -> Standby:
         """A new stand-by. Raises ConnectionError if the zygote or the child died."""
         ours, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self._ctl, [b"f"], [theirs.fileno()])
+            socket.send_fds(self._ctl, [_REHEARSED if rehearsed else _AS_IT_IS], [theirs.fileno()])
         reader, writer = await asyncio.open_connection(sock=ours)
         try:
             async with asyncio.timeout(_READY_TIMEOUT_S):
@@ -203,16 +207,16 @@ def _run_zygote(ctl: socket.socket) -> NoReturn:
             os._exit(0)
         if os.fork() == 0:
             ctl.close()
-            _run_child(socket.socket(fileno=fds[0]), url, flows, drive_one)
+            _run_child(socket.socket(fileno=fds[0]), url, flows, drive_one, rehearsed=message == _REHEARSED)
         os.close(fds[0])
 
 
-def _run_child(sock: socket.socket, url: str, flows: Flows, drive_one: DriveOne) -> NoReturn:
+def _run_child(sock: socket.socket, url: str, flows: Flows, drive_one: DriveOne, *, rehearsed: bool) -> NoReturn:
     """Never returns: inherited exit hooks must not run twice."""
     status = 1
     try:
         _die_with_parent()
-        asyncio.run(_with_connection(url, lambda conn: _serve_one(conn, sock, flows, drive_one)))
+        asyncio.run(_with_connection(url, lambda conn: _serve_one(conn, sock, flows, drive_one, rehearsed=rehearsed)))
         status = 0
     except Exception as exc:  # noqa: BLE001 (nothing above us may run in a forked child)
         log.error("stand-by %d: %s: %s", os.getpid(), type(exc).__name__, exc)  # noqa: TRY400 (its cause is outside)
@@ -227,13 +231,16 @@ async def _with_connection(url: str, work: Callable[[Connection], Awaitable[None
         await work(conn)
 
 
-async def _serve_one(conn: Connection, sock: socket.socket, flows: Flows, drive_one: DriveOne) -> None:
+async def _serve_one(
+    conn: Connection, sock: socket.socket, flows: Flows, drive_one: DriveOne, *, rehearsed: bool
+) -> None:
     from flow.database import AWAY
     from flow.drive import Findings
     from flow.errors import DriveFailed
     from flow.threads import thread_of
 
-    await rehearse(conn)
+    if rehearsed:
+        await rehearse(conn)
     sock.sendall(json.dumps({"pid": os.getpid(), "flows": flows.keys}).encode() + b"\n")
     loop = asyncio.get_running_loop()
     # A connection that says something while nobody asks is being closed; a stand-by without one is none. (After a

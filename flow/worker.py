@@ -33,6 +33,9 @@ _BETWEEN_TIDYING_S = 600.0
 # How late people are reminded, and a thread whose flow has come back is taken up, besides at once by who brings it.
 _BETWEEN_LOOKS_AROUND_S = 5.0
 
+# One that has not rehearsed was made for threads that waited: if none comes, one that has takes its place.
+_UNREHEARSED_S = 0.2
+
 # More than a worker can have stand-bys.
 _BATCH = 100
 
@@ -65,6 +68,8 @@ class Worker:
         self._flows: tuple[str, ...] = ()
         self._looks_around_at = 0.0
         self._looks_again_at = 0.0
+        # Whether more was due at the last look than there were stand-bys.
+        self._is_behind = False
         self.ready = 0
 
     @property
@@ -121,8 +126,9 @@ class Worker:
 
     async def _slot(self) -> None:
         while not self._stopping:
+            rehearsed = not self._is_behind
             try:
-                standby = await self._zygote.fork()
+                standby = await self._zygote.fork(rehearsed=rehearsed)
             except OSError as exc:
                 await self._mend(exc)
                 continue
@@ -133,7 +139,7 @@ class Worker:
                 self.ready += 1
                 self._look.set()
                 try:
-                    thread_id = await self._job_for(standby)
+                    thread_id = await self._job_for(standby, within_s=None if rehearsed else _UNREHEARSED_S)
                 finally:
                     self.ready -= 1
                 if thread_id is None:
@@ -149,11 +155,11 @@ class Worker:
                     self._in_flight.discard(thread_id)
                     self._look.set()
 
-    async def _job_for(self, standby: Standby) -> str | None:
-        """The next thread to drive; None if the stand-by died before there was one."""
+    async def _job_for(self, standby: Standby, *, within_s: float | None) -> str | None:
+        """The next thread to drive; None if the stand-by died, or the time is over, before there was one."""
         job = asyncio.ensure_future(self._jobs.get())
         try:
-            await asyncio.wait({job, standby.ended}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({job, standby.ended}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
             return job.result() if job.done() else None
         finally:
             job.cancel()
@@ -202,7 +208,7 @@ class Worker:
         """Give each ready stand-by a thread that is due and free; how many such threads there are."""
         if self._conn is None or self._conn.closed:
             self._conn = await connect(self._url, "door")
-        wanting, held_elsewhere = 0, False
+        wanting, held_elsewhere, behind = 0, False, False
         await self._look_around(self._conn)
         for due in await threads.due_threads(
             self._conn, flows=self._flows, drive_timeout_s=self._drive_timeout_s, limit=_BATCH
@@ -216,12 +222,14 @@ class Worker:
             wanting += 1
             if self.ready <= self._jobs.qsize():
                 # The rest is left to other workers, or to the next stand-by that is ready.
+                behind = True
                 break
             if due.overdue:
                 await self._evict(self._conn, due.thread_id)
             self._orphans.discard(due.thread_id)
             self._in_flight.add(due.thread_id)
             self._jobs.put_nowait(due.thread_id)
+        self._is_behind = behind
         loop = asyncio.get_running_loop()
         if held_elsewhere and self._looks_again_at < loop.time():
             # Nobody rings when its driver dies. One timer for all of them, however often the bell rings.

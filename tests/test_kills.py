@@ -190,7 +190,7 @@ async def test_a_standby_that_is_let_go_in_the_midst_of_its_drive_ends(database_
     """Also while its parent lives: it must not write beside whoever takes the thread over."""
     zygote = Zygote.start(database_url)
     try:
-        standby = await zygote.fork()
+        standby = await zygote.fork(rehearsed=True)
         async with held_at_payment(conn, database_url, ["t1"]) as until_held:
             driving = asyncio.create_task(standby.drive("t1", timeout_s=60))
             await until_held()

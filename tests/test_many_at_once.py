@@ -23,7 +23,8 @@ from tests.command import Running, Terminal, worker
 from tests.drives import approve_all, assert_each_paid_once, assert_never_two_drivers, held_at_payment, until_settled
 from tests.people import ANN, NO, POLICY, YES, start_claim
 from tests.pg_proxy import FaultingProxy, Sprung, Trap
-from tests.rows import all_rows, until, value
+from tests.rows import all_rows, break_table, until, value
+from tests.services import standbys_are_ready
 
 ROUNDS = 50
 
@@ -58,6 +59,38 @@ async def test_two_workers_drive_each_of_thirty_threads_once(terminal: Terminal,
     steps = await all_rows(conn, "SELECT thread_id, count(*) AS steps FROM checkpoints GROUP BY 1")
     counted = collections.Counter((int(row["thread_id"][1:]) % 2, row["steps"]) for row in steps)
     assert sorted(counted.values()) == [15, 15], counted
+
+
+async def test_stand_bys_rehearse_while_nothing_waits_for_them(terminal: Terminal, conn: Connection) -> None:
+    """A rehearsal costs more than it saves, and only who waits has something of what it saves."""
+    await count_rehearsals(conn)
+    terminal.environment["STAND_BY"] = "2"
+    async with worker(terminal, conn) as working:
+        await working.until(lambda: standbys_are_ready(conn, 2))
+        before = await rehearsals(conn)
+        # All at once: whoever drives one is behind with the rest.
+        async with conn.transaction():
+            for number in range(30):
+                await start_claim(conn, f"t{number:02}", "20")
+        await until_settled(conn)
+        # The first two, and whatever was made between two looks.
+        assert await rehearsals(conn) - before < 10
+        # Whoever is left of that rush makes place for one that has.
+        await working.until(lambda: standbys_are_ready(conn, 2))
+    await assert_each_paid_once(conn)
+    await assert_never_two_drivers(conn)
+
+
+async def count_rehearsals(conn: Connection) -> None:
+    """Also those that are rolled back: a sequence forgets nothing."""
+    await conn.execute("CREATE SEQUENCE rehearsals")
+    body = "IF NEW.thread_id LIKE 'rehearsal-%' THEN PERFORM nextval('rehearsals'); END IF"
+    await break_table(conn, "threads", "INSERT", body)
+
+
+async def rehearsals(conn: Connection) -> int:
+    count: int = await value(conn, "SELECT last_value FROM rehearsals")
+    return count
 
 
 async def test_a_thread_that_is_held_keeps_no_other_thread_waiting(

@@ -117,6 +117,8 @@ async def test_two_bots_and_three_workers_lose_and_double_nothing_while_some_of_
             ]
 
         [claim] = await until(asked, within_s=TAKEOVER_S + 20)
+        # Nobody is shown anew what is settled, so whoever looks for its card below was shown it before.
+        await firm.town.until_posted([claim])
         await asyncio.sleep(chance.uniform(0, 3))
         heard[claim.interrupt_id] = await firm.click_until_heard(claim)
 
@@ -152,6 +154,7 @@ async def test_two_bots_and_three_workers_lose_and_double_nothing_while_some_of_
     assert (await audit.verify(conn)).wrong is None
     # The bot whose cable was pulled takes clicks, and hears the database, as before.
     [last] = await firm.town.waiting(conn, ["last"])
+    await firm.town.until_posted([last])
     await firm.click_until_heard(last, at=[firm.places[1]])
     await until_settled(conn)
     await firm.town.assert_shown_as_paid(["last"])

@@ -39,7 +39,7 @@ from tests.slack_requests import FORM, SIGNING_SECRET, block_actions_body, sign
 _CROWD = 10_000
 
 ROWS = (
-    Row(ours="click to paid", theirs="resume", at_least=25),
+    Row(ours="click to paid", theirs="resume", at_least=50),
     Row(ours="click to acknowledgement", theirs="resume"),
     # What waits may cost a click at most half as much again.
     Row(ours=f"click to paid, {_CROWD:,} wait", theirs="click to paid", at_least=1 / 1.5),
