@@ -123,6 +123,7 @@ async def test_what_is_restored_goes_on_where_it_was_dumped(
                 # A click on what was done is answered and does nothing.
                 await town.click_until_heard(done.approve)
                 [new] = await town.waiting(conn, ["new"])
+                await town.until_posted([new])
                 await town.click_until_heard(new.approve)
                 await until_settled(conn)
                 await assert_each_paid_once(conn)
