@@ -67,6 +67,7 @@ async def test_what_was_answered_survives_the_loss_of_a_server_that_another_one_
     async with Town(pair.url, Terminal(tmp_path)) as town, town.service("serve", STAND_BY="2") as serve:
         async with pair.writer() as conn:
             claims = await town.waiting(conn, [f"t{number:02}" for number in range(CLAIMS)])
+            await town.until_posted(claims)
         with pair.second.frozen():
             # Nobody is told of what only one server has, for as long as a click waits; nor whoever clicks again.
             for _ in range(2):

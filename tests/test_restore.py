@@ -94,9 +94,9 @@ async def test_what_is_restored_goes_on_where_it_was_dumped(
             async with town.service("serve", STAND_BY="2"), await connect(url, "drive") as conn:
                 late, waiting = await town.waiting(conn, ["late", "waiting"])
                 [done] = await town.waiting(conn, ["done"])
+                await town.until_posted([waiting, late, done])
                 await town.click_until_heard(done.approve)
                 await town.assert_shown_as_paid(["done"])
-                await town.until_posted([waiting, late])
                 head = (await town.terminal.run_meanwhile("audit", "verify", "--json")).json["head"]
                 # Somebody reads events.
                 await events_after(conn, 0, limit=1000)
@@ -123,6 +123,7 @@ async def test_what_is_restored_goes_on_where_it_was_dumped(
                 # A click on what was done is answered and does nothing.
                 await town.click_until_heard(done.approve)
                 [new] = await town.waiting(conn, ["new"])
+                await town.until_posted([new])
                 await town.click_until_heard(new.approve)
                 await until_settled(conn)
                 await assert_each_paid_once(conn)
