@@ -63,6 +63,12 @@ class Company:
             await asyncio.sleep(0.2)
         raise AssertionError
 
+    async def posted(self, conn: Connection, thread_id: str) -> list[Claim]:
+        """A claim that waits, with its card."""
+        claims = await self.town.waiting(conn, [thread_id])
+        await self.town.until_posted(claims)
+        return claims
+
     async def _caller(self, place: Machine) -> Caller:
         if place not in self._callers:
             caller = Caller(f"http://{place.inside}:4000")
@@ -153,8 +159,7 @@ async def test_two_bots_and_three_workers_lose_and_double_nothing_while_some_of_
     await firm.town.assert_shown_as_paid([row["thread_id"] for row in await all_rows(conn, "TABLE threads")])
     assert (await audit.verify(conn)).wrong is None
     # The bot whose cable was pulled takes clicks, and hears the database, as before.
-    [last] = await firm.town.waiting(conn, ["last"])
-    await firm.town.until_posted([last])
+    [last] = await firm.posted(conn, "last")
     await firm.click_until_heard(last, at=[firm.places[1]])
     await until_settled(conn)
     await firm.town.assert_shown_as_paid(["last"])
