@@ -19,6 +19,7 @@ from bot import outlet
 from bot.bots import Bots
 from bot.deliver import Deliverer
 from bot.doctor_slack import slack_findings
+from bot.groups import OwnTeam
 from bot.pool import pool_of
 from bot.slack import Background, events_at
 from bot.web import build_web
@@ -26,6 +27,7 @@ from bot.workspaces import ManyOutlets
 from flow import notices
 from flow.approvals import decide
 from flow.database import Connection
+from flow.model import Person
 from flow.policy import Tier, parse_policy
 from flow.settings import read_settings
 from flow.workspaces import rotate, set_up, uninstalled, workspace_of
@@ -346,6 +348,20 @@ async def test_a_workspace_that_is_not_set_up_files_nothing(
     answered = await caller.send(interactive(form))
     assert answered.status == 200 and "not set up yet" in answered.body
     assert await all_rows(conn, "SELECT * FROM threads") == []
+
+
+async def test_slack_is_not_asked_for_the_user_groups_of_a_whole_grid(
+    database_url: str, slack: ManySlacks, conn: Connection
+) -> None:
+    await both(conn, slack)
+    row = await install(conn, slack, slack.team("E01GRID", is_grid=True), channel="C01GRID", policy=POLICY)
+    alice = Person(key="slack:T03MOON/U01ALICE", name="Alice", names=frozenset({"U01ALICE"}), workspace="E01GRID")
+    async with clients_of(slack) as clients:
+        assert await OwnTeam(clients.client(row), workspace="E01GRID").groups_of(alice) == frozenset()
+        assert slack.said("usergroups.list", "E01GRID") == []
+        beta = await workspace_of(conn, "T02BETA")
+        await OwnTeam(clients.client(beta), workspace="T02BETA").groups_of(alice)
+    assert len(slack.said("usergroups.list", "T02BETA")) == 1
 
 
 async def test_filers_are_each_workspaces_own(caller: Caller, slack: ManySlacks, conn: Connection) -> None:
