@@ -21,7 +21,7 @@ from bot.places import PlaceRefused
 from bot.slack_api import RATE_LIMITS, fix_of, is_refusal, read_error, slack_client
 from flow import notices
 from flow.aio import to_its_end
-from flow.database import AWAY, OUTSIDE_AFTER_S, Connection, Lock, connect, wakes
+from flow.database import AWAY, OUTSIDE_AFTER_S, POLL_S, Connection, Lock, connect, wakes
 from flow.errors import TokenUnreadable, WorkspaceClosed
 from flow.log import concerning
 from flow.model import Notice
@@ -108,7 +108,10 @@ class Deliverer:
     async def _run_lane(self, url: str, lane: notices.Lane, bell: asyncio.Event) -> None:
         conn: Connection | None = None
         while True:
-            await bell.wait()
+            # Each looks by itself, too, should the one listener hear nothing.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await bell.wait()
             bell.clear()
             try:
                 if conn is None or conn.closed:

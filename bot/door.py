@@ -27,7 +27,7 @@ from bot.pool import Pool, on_pool
 from bot.views import View, in_words
 from flow import notices
 from flow.approvals import approval_for
-from flow.database import AWAY, Connection
+from flow.database import AWAY, OUTSIDE_AFTER_S, Connection
 from flow.errors import FlowError, UnknownApproval
 from flow.log import also_concerning
 from flow.model import Person
@@ -150,10 +150,11 @@ class Door:
     async def remember_copy(self, press: Press) -> None:
         """A copy whose posting we never heard of becomes known, and is kept true like the others.
 
-        Whatever became of the press: on a card of a settled request the buttons go away.
+        Whatever became of the press: on a card of a settled request the buttons go away. What it has begun goes first.
         """
         if press.channel_id is None or press.message_ts is None:
             return
+        await asyncio.sleep(OUTSIDE_AFTER_S)
         copy = (press.channel_id, press.message_ts)
         # Of an approval that is not there, or not for here, there is nothing to show, and the person was told so.
         with contextlib.suppress(UnknownApproval):

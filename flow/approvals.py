@@ -166,16 +166,6 @@ async def approval_of(conn: Connection, interrupt_id: str, *, lock: bool = False
     return (await with_decisions(conn, rows))[0] if lock else _approval(rows[0])
 
 
-async def settled_among(conn: Connection, thread_id: str, interrupt_ids: Sequence[str]) -> Approval | None:
-    """Of these approvals of the thread the one that was settled first; None: all wait, or are not asked for yet."""
-    query = sql.SQL(
-        "SELECT {} FROM approvals WHERE thread_id = %s AND interrupt_id = ANY(%s) AND status <> 'pending'"
-        " ORDER BY settled_at, interrupt_id LIMIT 1"
-    ).format(_WITH_DECISIONS)
-    row = await (await conn.execute(query, (thread_id, list(interrupt_ids)))).fetchone()
-    return _approval(row) if row else None
-
-
 async def approval_for(conn: Connection, person: Person, interrupt_id: str, *, lock: bool = False) -> Approval:
     """The same for somebody who says the id. What is of another workspace is as unknown to them as what is not there.
 

@@ -18,7 +18,10 @@ from flow.standing import escalates
 
 
 async def expire_overdue(conn: Connection, *, limit: int = 100) -> int:
-    """Settle what is overdue, or escalate it; how many. Locked ones are being decided: skipped."""
+    """Settle what is overdue, or escalate it; how many. Locked ones are being decided: skipped. One SELECT if there is
+    nothing."""
+    if not await _is_any_overdue(conn):
+        return 0
     async with conn.transaction():
         rows = await conn.execute(
             sql.SQL(
@@ -37,6 +40,14 @@ async def expire_overdue(conn: Connection, *, limit: int = 100) -> int:
     for _ in overdue:
         counts.expiries.add()
     return len(overdue)
+
+
+async def _is_any_overdue(conn: Connection) -> bool:
+    query = (
+        "SELECT FROM approvals WHERE status = 'pending' AND expires_at <= statement_timestamp()"
+        " ORDER BY expires_at LIMIT 1"
+    )
+    return await (await conn.execute(query)).fetchone() is not None
 
 
 async def _escalate(conn: Connection, approval: Approval) -> None:

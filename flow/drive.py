@@ -30,7 +30,7 @@ from langgraph.types import Command, Interrupt, StateSnapshot
 from psycopg import errors
 
 from flow import notices, payments, threads
-from flow.approvals import approval_of, approvals_of, lock_pending, request_approval, settled_among, supersede
+from flow.approvals import approval_of, approvals_of, lock_pending, request_approval, supersede
 from flow.assess import Adviser
 from flow.database import Connection, Lock, connect, exclusively
 from flow.errors import (
@@ -257,14 +257,19 @@ async def _asked_before(conn: Connection, pause: Interrupt) -> Approval | None:
 
 
 async def _answer_there(pen: Pen, flow: Flow, thread: Thread, interrupts: Sequence[Interrupt]) -> dict[str, Any]:
-    """An answer to one of them. What is settled stays as it is, so no row is locked for it; empty: none is."""
-    asked_as = {pause.id: pause for pause in interrupts}
-    async with pen.alone() as conn:
-        approval = await settled_among(conn, thread.thread_id, list(asked_as))
-    if approval is None:
+    """The answer to the only pause: what was settled while it waited stays as it is, so no row is locked for it.
+
+    Empty: it waits, or is not asked for yet; or there are several, and those that are not are asked for first.
+    """
+    if len(interrupts) > 1:
         return {}
-    asked = flow.asks(thread, asked_as[approval.interrupt_id])
-    return {approval.interrupt_id: _answer(flow, asked, approval)}
+    [pause] = interrupts
+    with contextlib.suppress(UnknownApproval):
+        async with pen.alone() as conn:
+            approval = await approval_of(conn, pause.id)
+        if approval.status != "pending":
+            return {pause.id: _answer(flow, flow.asks(thread, pause), approval)}
+    return {}
 
 
 def _answer(flow: Flow, asked: Asked, approval: Approval) -> Any:

@@ -125,13 +125,17 @@ class Worker:
                 await self._conn.close()
 
     async def _slot(self) -> None:
+        # A rehearsal is also a trial: it fails where the database takes no writes.
+        in_doubt = False
         while not self._stopping:
-            rehearsed = not self._is_behind
+            rehearsed = in_doubt or not self._is_behind
             try:
                 standby = await self._zygote.fork(rehearsed=rehearsed)
             except OSError as exc:
+                in_doubt = True
                 await self._mend(exc)
                 continue
+            in_doubt = False
             with contextlib.closing(standby):
                 self._flows = standby.flows
                 self._works.set()
@@ -149,6 +153,7 @@ class Worker:
                 try:
                     with concerning(thread=thread_id, trace_id=new_trace_id()):
                         report = await standby.drive(thread_id, timeout_s=self._drive_timeout_s)
+                        in_doubt = report.lost is not None
                         _count(report)
                         self._log(thread_id, report)
                 finally:
@@ -160,7 +165,10 @@ class Worker:
         job = asyncio.ensure_future(self._jobs.get())
         try:
             await asyncio.wait({job, standby.ended}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
-            return job.result() if job.done() else None
+            if job.done():
+                return job.result()
+            # One that has just been put there: a stand-by is ready for it.
+            return None if standby.ended.done() or self._jobs.empty() else self._jobs.get_nowait()
         finally:
             job.cancel()
 

@@ -56,6 +56,14 @@ APPROVER = "U01ALICE"
 # A full page of `list`.
 _OLDER_CLAIMS = 50
 _STAND_BYS = 2
+# No bell rings exactly at the payment's commit. Whoever looks for it each millisecond does so within the server: a
+# client would take the processors' time from what it measures.
+_UNTIL_PAID = """
+    CREATE FUNCTION pg_temp.until_paid(claim text) RETURNS void LANGUAGE plpgsql AS $$
+    BEGIN
+        WHILE NOT EXISTS (SELECT FROM payments WHERE thread_id = claim) LOOP PERFORM pg_sleep(0.001); END LOOP;
+    END $$
+"""
 # How long an answer may take before the benchmark gives up.
 _WITHIN_S = 60.0
 
@@ -96,6 +104,7 @@ async def _served(
         serving(env, home, http) as serve_url,
         await psycopg.AsyncConnection[tuple[Any, ...]].connect(url, autocommit=True) as watch,
     ):
+        await watch.execute(_UNTIL_PAID)
 
         async def life() -> dict[str, float]:
             thread_id = f"served{'-crowded' if suffix else ''}-{next(numbers)}"
@@ -146,8 +155,7 @@ async def _click(
         return time.perf_counter()
 
     async def payment() -> float:
-        # A look takes a fraction of a millisecond; no bell rings exactly at the payment's commit.
-        await until(watch, "SELECT EXISTS (SELECT FROM payments WHERE thread_id = %s)", thread_id, every_s=0.001)
+        await watch.execute("SELECT pg_temp.until_paid(%s)", (thread_id,))
         return time.perf_counter()
 
     began = time.perf_counter()
