@@ -120,6 +120,46 @@ async def test_both_answers_at_once_are_both_heard(conn: Connection) -> None:
     assert (await thread_of(conn, "t1")).result == [["left", True], ["right", True]]
 
 
+def asks_twice_beside_one_that_fails() -> StateGraph[Any, Any, Any, Any]:
+    def first(_: State) -> State:
+        return {"said": [ask(Request(title="first")).approved]}
+
+    def second(_: State) -> State:
+        return {"said": [ask(Request(title="second")).approved]}
+
+    def fails(_: State) -> State:
+        ask(Request(title="beside"))
+        raise RuntimeError("the other system is away")
+
+    inner = StateGraph(State)
+    inner.add_node("one", first)
+    inner.add_node("two", second)
+    inner.add_edge(START, "one")
+    inner.add_edge("one", "two")
+    graph = StateGraph(State)
+    graph.add_node("twice", inner.compile())
+    graph.add_node("fails", fails)
+    graph.add_edge(START, "twice")
+    graph.add_edge(START, "fails")
+    return graph
+
+
+async def test_what_one_branch_asks_next_is_asked_before_the_answer_of_another_goes_on(
+    conn: Connection, database_url: str
+) -> None:
+    """Else nobody could answer it for as long as the other fails."""
+    flows = Flows([flow := flow_of(asks_twice_beside_one_that_fails)])
+    await begin(conn, flow)
+    assert await run(conn, flows) == "waiting"
+    for interrupt_id in (await pending(conn)).values():
+        await decide(conn, interrupt_id, ANN, YES)
+    for _ in range(2):
+        async with await connect(database_url, "drive") as own:
+            with contextlib.suppress(DriveFailed):
+                await run(own, flows)
+    assert set(await pending(conn)) == {"second"}
+
+
 @pytest.mark.parametrize("returned", [{"said": ["worked"]}, {}, None])
 async def test_a_branch_that_failed_beside_one_that_asks_is_tried_again_before_the_thread_waits(
     conn: Connection, returned: Any

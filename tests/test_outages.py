@@ -29,7 +29,7 @@ from tests.driving import run, waiting_claim
 from tests.people import ALICE, YES, start_claim
 from tests.postgres import PostgresServer, full
 from tests.rows import all_rows, break_table, mend_table, one_row, until, value
-from tests.services import CLICK_S, Claim, QuietSlack, Town, held, is_ready, until_held_up
+from tests.services import CLICK_S, Claim, QuietSlack, Town, held, is_ready, standbys_are_ready, until_held_up
 from tests.slack_door import Caller, bot_in_process, client_of
 from tests.wire import Wire, _pump, _read_message
 
@@ -491,6 +491,29 @@ async def test_a_service_outlives_a_database_that_is_read_only_for_a_while(town:
         await terminate_others(conn)
         await serve.until(lambda: is_ready(town.port))
         await town.click_until_heard(claims[0].approve)
+        await until_settled(conn)
+        await assert_each_paid_once(conn)
+
+
+async def test_a_worker_that_is_behind_does_not_wear_out_a_database_that_is_read_only(
+    town: Town, own_database: str
+) -> None:
+    """Each stand-by that is not rehearsed would take a thread, and lose it at once, without a pause."""
+    async with await connect(own_database, "drive") as conn, town.service("serve", STAND_BY="2") as serve:
+        await serve.until(lambda: standbys_are_ready(conn, 2))
+        await read_only(conn, True)
+        await terminate_others(conn)
+        async with conn.transaction():
+            for number in range(20):
+                await start_claim(conn, f"t{number:02}", "20")
+
+        async def has_tried() -> bool:
+            return serve.err.count("no stand-by: ") >= 8
+
+        await serve.until(has_tried)
+        assert serve.err.count("driving it again") <= 2
+        await read_only(conn, False)
+        await terminate_others(conn)
         await until_settled(conn)
         await assert_each_paid_once(conn)
 
