@@ -121,24 +121,24 @@ async def test_both_answers_at_once_are_both_heard(conn: Connection) -> None:
 
 
 def asks_twice_beside_one_that_fails() -> StateGraph[Any, Any, Any, Any]:
-    def first(_: State) -> State:
-        return {"said": [ask(Request(title="first")).approved]}
+    def asker(title: str) -> Any:
+        return lambda _: {"said": [ask(Request(title=title)).approved]}
 
-    def second(_: State) -> State:
-        return {"said": [ask(Request(title="second")).approved]}
+    def failing() -> Any:
+        def node(_: State) -> State:
+            ask(Request(title="beside"))
+            raise RuntimeError("the other system is away")
 
-    def fails(_: State) -> State:
-        ask(Request(title="beside"))
-        raise RuntimeError("the other system is away")
+        return node
 
     inner = StateGraph(State)
-    inner.add_node("one", first)
-    inner.add_node("two", second)
+    inner.add_node("one", asker("first"))
+    inner.add_node("two", asker("second"))
     inner.add_edge(START, "one")
     inner.add_edge("one", "two")
     graph = StateGraph(State)
     graph.add_node("twice", inner.compile())
-    graph.add_node("fails", fails)
+    graph.add_node("fails", failing())
     graph.add_edge(START, "twice")
     graph.add_edge(START, "fails")
     return graph
