@@ -175,6 +175,9 @@ class Deliverer:
             # It is another's by now, and so is what becomes of it.
             log.warning("thread %s: its %s was left to another deliverer", notice.thread_id, notice.kind)
             return True
+        except WorkspaceClosed as exc:
+            log.error("thread %s: its %s cannot be posted: %s", notice.thread_id, notice.kind, exc)  # noqa: TRY400 (no bug of ours)
+            await notices.mark_failed(conn, notice, str(exc), spans=recorder.rows(error=exc))
         except SlackApiError as exc:
             await self._refused(outlet, conn, notice, recorder, exc)
         except PlaceRefused as exc:

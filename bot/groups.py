@@ -197,7 +197,7 @@ class OwnTeam:
         try:
             async with asyncio.timeout(_ASK_TIMEOUT_S):
                 keys = await self.keys()
-                if team in keys or (team and not any(key.startswith("E") for key in keys)):
+                if team and not any(key.startswith("E") for key in keys):
                     return person
                 known = await self._member(user_id)
         except _NO_ANSWER as exc:
@@ -212,7 +212,9 @@ class OwnTeam:
         ours = slack_person(
             user_id=user_id, name=person.name, team_id=own, enterprise_id=known.grid_id or None, own_team={own}
         )
-        return replace(person, key=ours.key, names=person.names | ours.names)
+        # One person, whichever team of the grid they come from.
+        everywhere = {f"slack:{each}/{user_id}" for each in known.teams}
+        return replace(person, key=ours.key, names=person.names | ours.names | everywhere)
 
     async def _member(self, user_id: str) -> _Member | None:
         self._members = {key: kept for key, kept in self._members.items() if kept.is_fresh}

@@ -25,6 +25,7 @@ from flow.advice import advice_of
 from flow.approvals import approval_of
 from flow.database import Connection
 from flow.delegations import standing_in_for
+from flow.errors import WorkspaceClosed
 from flow.model import Approval, Notice, Payment, Thread
 from flow.payments import payments_of
 from flow.threads import thread_of
@@ -90,7 +91,7 @@ class Outlet:
 
         A place that Slack refuses does not keep the others from it; the refusal rises at the end.
         """
-        approval, thread, payment = await _facts(conn, notice)
+        approval, thread, payment = await self._facts(conn, notice)
         approval = await self._places.shown(approval)
         advice = (await advice_of(conn, [thread.thread_id])).get(thread.thread_id)
         text, shown = blocks.card(approval, thread, payment, advice, public_url=self._public_url)
@@ -167,7 +168,7 @@ class Outlet:
     async def _say(self, conn: Connection, notice: Notice) -> bool:
         """Say the outcome below each copy of the card, and to whoever asked if they can read it nowhere; or a reminder
         below those that concern somebody whose vote is missing. False if the card is still to be posted."""
-        approval, thread, payment = await _facts(conn, notice)
+        approval, thread, payment = await self._facts(conn, notice)
         approval = await self._places.shown(approval)
         if notice.kind == "reminder" and not approval.is_open:
             return True
@@ -214,7 +215,7 @@ class Outlet:
 
     async def _alarm(self, conn: Connection, notice: Notice) -> None:
         """Tell the operators that the thread needs them, and why."""
-        thread = await thread_of(conn, notice.thread_id)
+        thread = self._ours(await thread_of(conn, notice.thread_id))
         since = max(thread.created_at, datetime.now(UTC) - _LONGEST_DOUBT)
         text = blocks.alarm(thread, await notices.failures_of(conn, notice.thread_id))
         if text is None:
@@ -233,6 +234,21 @@ class Outlet:
                 log.error("%s takes no alarms (%s): %s", place, error, fix)  # noqa: TRY400 (no bug of ours)
             else:
                 return
+
+    async def _facts(self, conn: Connection, notice: Notice) -> tuple[Approval, Thread, Payment | None]:
+        """Read after the lease was committed, so at least as new as `notice.version`. Raises WorkspaceClosed."""
+        assert notice.interrupt_id is not None
+        approval = await approval_of(conn, notice.interrupt_id)
+        thread = self._ours(await thread_of(conn, notice.thread_id))
+        return approval, thread, (await payments_of(conn, [notice.thread_id])).get(notice.thread_id)
+
+    def _ours(self, thread: Thread) -> Thread:
+        """The thread, if it is of this workspace. Raises WorkspaceClosed."""
+        if thread.workspace == self.workspace:
+            return thread
+        if thread.workspace is None:
+            raise WorkspaceClosed(str(self.workspace), "is not the one where this was asked")
+        raise WorkspaceClosed(thread.workspace, "is not where this bot posts: run the deliverer with TOKEN_KEYS")
 
     async def _post(self, conn: Connection, notice: Notice, channel: str, **message: Any) -> tuple[str, str]:
         """Post, and return the channel (an id, also where a name or a member was given) and the ts.
@@ -279,14 +295,6 @@ async def _hold(conn: Connection, notice: Notice) -> None:
     """Begin the lease anew: many places take longer than one lasts. Raises LeaseLost."""
     if not await notices.renew(conn, notice):
         raise LeaseLost
-
-
-async def _facts(conn: Connection, notice: Notice) -> tuple[Approval, Thread, Payment | None]:
-    """Read after the lease was committed, so at least as new as `notice.version`."""
-    assert notice.interrupt_id is not None
-    approval = await approval_of(conn, notice.interrupt_id)
-    thread = await thread_of(conn, notice.thread_id)
-    return approval, thread, (await payments_of(conn, [notice.thread_id])).get(notice.thread_id)
 
 
 def _metadata(notice: Notice) -> dict[str, Any]:

@@ -223,6 +223,7 @@ async def set_up(
         return before if text is None else text or None
 
     async with conn.transaction():
+        await conn.execute("SELECT FROM workspaces WHERE workspace = %s FOR UPDATE", (workspace,))
         row = await workspace_of(conn, workspace)
         new = replace(
             row,

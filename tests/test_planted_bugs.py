@@ -896,6 +896,20 @@ BUGS = [
         tests="test_workspaces_apart.py::test_a_name_on_the_list_says_nothing_in_another_workspace",
     ),
     Bug(
+        name="a bot of one token posts what is of a workspace",
+        file="bot/outlet.py",
+        old="        if thread.workspace == self.workspace:",
+        new="        if thread.thread_id:",
+        tests="test_mended_workspaces.py::test_a_bot_of_one_token_posts_nothing_of_a_workspace",
+    ),
+    Bug(
+        name="a member of a grid is somebody else in each of its teams",
+        file="bot/groups.py",
+        old="names=person.names | ours.names | everywhere)",
+        new="names=person.names | ours.names)",
+        tests="test_mended_workspaces.py::test_a_member_of_a_grid_is_one_person_in_all_of_its_teams",
+    ),
+    Bug(
         name="a list has what is of other workspaces",
         file="flow/inbox.py",
         old='newest(("requested_at", "interrupt_id"), before, reached(person))',
