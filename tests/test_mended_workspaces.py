@@ -63,7 +63,7 @@ async def test_a_member_of_a_grid_is_one_person_in_all_of_its_teams(
 
         filed, clicked = await came(files_in), await came(clicks_in)
     asked = await ask(conn, "t1", tier=MANAGER, requested_by=filed.key, workspace="E01GRID")
-    with pytest.raises(FlowError, match="(?i)own|requested|yourself"):
+    with pytest.raises(FlowError, match=r"(?i)own|requested|yourself"):
         await decide(conn, asked, clicked, Verdict(verdict="approve", door="slack"))
 
 
