@@ -91,7 +91,7 @@ class Outlet:
 
         A place that Slack refuses does not keep the others from it; the refusal rises at the end.
         """
-        approval, thread, payment = await self._facts(conn, notice)
+        approval, thread, payment = await self._our_facts(conn, notice)
         approval = await self._places.shown(approval)
         advice = (await advice_of(conn, [thread.thread_id])).get(thread.thread_id)
         text, shown = blocks.card(approval, thread, payment, advice, public_url=self._public_url)
@@ -168,7 +168,7 @@ class Outlet:
     async def _say(self, conn: Connection, notice: Notice) -> bool:
         """Say the outcome below each copy of the card, and to whoever asked if they can read it nowhere; or a reminder
         below those that concern somebody whose vote is missing. False if the card is still to be posted."""
-        approval, thread, payment = await self._facts(conn, notice)
+        approval, thread, payment = await self._our_facts(conn, notice)
         approval = await self._places.shown(approval)
         if notice.kind == "reminder" and not approval.is_open:
             return True
@@ -235,12 +235,9 @@ class Outlet:
             else:
                 return
 
-    async def _facts(self, conn: Connection, notice: Notice) -> tuple[Approval, Thread, Payment | None]:
-        """Read after the lease was committed, so at least as new as `notice.version`. Raises WorkspaceClosed."""
-        assert notice.interrupt_id is not None
-        approval = await approval_of(conn, notice.interrupt_id)
-        thread = self._ours(await thread_of(conn, notice.thread_id))
-        return approval, thread, (await payments_of(conn, [notice.thread_id])).get(notice.thread_id)
+    async def _our_facts(self, conn: Connection, notice: Notice) -> tuple[Approval, Thread, Payment | None]:
+        approval, thread, payment = await _facts(conn, notice)
+        return approval, self._ours(thread), payment
 
     def _ours(self, thread: Thread) -> Thread:
         """The thread, if it is of this workspace. Raises WorkspaceClosed."""
@@ -295,6 +292,14 @@ async def _hold(conn: Connection, notice: Notice) -> None:
     """Begin the lease anew: many places take longer than one lasts. Raises LeaseLost."""
     if not await notices.renew(conn, notice):
         raise LeaseLost
+
+
+async def _facts(conn: Connection, notice: Notice) -> tuple[Approval, Thread, Payment | None]:
+    """Read after the lease was committed, so at least as new as `notice.version`."""
+    assert notice.interrupt_id is not None
+    approval = await approval_of(conn, notice.interrupt_id)
+    thread = await thread_of(conn, notice.thread_id)
+    return approval, thread, (await payments_of(conn, [notice.thread_id])).get(notice.thread_id)
 
 
 def _metadata(notice: Notice) -> dict[str, Any]:
