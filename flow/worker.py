@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import AsyncIterator
 
 import psycopg
@@ -218,9 +219,14 @@ class Worker:
             self._conn = await connect(self._url, "door")
         wanting, held_elsewhere, behind = 0, False, False
         await self._look_around(self._conn)
-        for due in await threads.due_threads(
+        found = await threads.due_threads(
             self._conn, flows=self._flows, drive_timeout_s=self._drive_timeout_s, limit=_BATCH
-        ):
+        )
+        if any(due.held and due.thread_id not in self._in_flight for due in found):
+            # Others are at it. Whoever takes the oldest, as they do, comes too late for most of them; but for what
+            # somebody has to be relieved of.
+            found = sorted(random.sample(found, len(found)), key=lambda due: not due.overdue)
+        for due in found:
             if due.thread_id in self._in_flight:
                 continue
             if due.held and not due.overdue:

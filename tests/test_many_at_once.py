@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import json
 import re
 import sys
@@ -91,6 +92,21 @@ async def count_rehearsals(conn: Connection) -> None:
 async def rehearsals(conn: Connection) -> int:
     count: int = await value(conn, "SELECT last_value FROM rehearsals")
     return count
+
+
+async def test_workers_that_are_behind_seldom_reach_for_the_same_thread(terminal: Terminal, conn: Connection) -> None:
+    """Each that comes too late is a fresh process used up for nothing."""
+    terminal.environment["STAND_BY"] = "2"
+    async with contextlib.AsyncExitStack() as stack:
+        working = [await stack.enter_async_context(worker(terminal, conn, present=number)) for number in range(1, 4)]
+        async with conn.transaction():
+            for number in range(100):
+                await start_claim(conn, f"t{number:02}", "20")
+        await until_settled(conn)
+        too_late = sum(each.err.count(": locked") for each in working)
+    # More than twenty, where each takes the oldest.
+    assert too_late < 12
+    await assert_each_paid_once(conn)
 
 
 async def test_a_thread_that_is_held_keeps_no_other_thread_waiting(
