@@ -776,19 +776,20 @@ def workspaces_set(
 @workspaces.command("remove")
 @click.argument("workspace")
 def workspaces_remove(workspace: str) -> None:
-    """Delete a workspace's token, and have Slack revoke it. What was filed there, and set up, stays."""
+    """Delete a workspace's token, and have Slack revoke it; and its policy, and its tokens of the API. What was filed
+    there stays."""
     user = _user()
 
     async def run(settings: Settings) -> None:
         from bot.workspaces import revoke
-        from flow.workspaces import uninstalled, workspace_of
+        from flow.workspaces import removed, workspace_of
 
         async with _database(settings) as (_url, conn):
             row = await workspace_of(conn, workspace)
-            if not row.is_installed:
-                raise FlowError(f"{workspace} has no token any more")
-            why_not = await revoke(settings, row)
-            await uninstalled(conn, row, by=user)
+            if not row.is_installed and row.policy is None:
+                raise FlowError(f"{workspace} has no token any more, and no policy")
+            why_not = await revoke(settings, row) if row.is_installed else None
+            await removed(conn, row, by=user)
         click.echo(f"the token of {workspace} is deleted")
         if why_not:
             click.echo(f"Slack was not told ({why_not}): uninstall the app there by hand", err=True)

@@ -18,7 +18,7 @@ from slack_sdk.errors import SlackApiError
 
 from bot.outlet import LeaseLost, Outlet
 from bot.places import PlaceRefused
-from bot.slack_api import RATE_LIMITS, fix_of, is_refusal, read_error, slack_client
+from bot.slack_api import DEAD_TOKEN, RATE_LIMITS, fix_of, is_refusal, read_error, slack_client
 from flow import notices
 from flow.aio import to_its_end
 from flow.database import AWAY, OUTSIDE_AFTER_S, POLL_S, Connection, Lock, connect, wakes
@@ -27,6 +27,7 @@ from flow.log import concerning
 from flow.model import Notice
 from flow.settings import Settings
 from flow.spans import Recorder, recorded_by
+from flow.workspaces import uninstalled
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +153,9 @@ class Deliverer:
         try:
             outlet = await self._outlets.of(conn, notice)
         except WorkspaceClosed as exc:
-            log.warning("thread %s: its %s cannot be posted: %s", notice.thread_id, notice.kind, exc)
+            # Of an alarm nobody else is told.
+            level = logging.ERROR if notice.kind == "alarm" else logging.WARNING
+            log.log(level, "thread %s: its %s cannot be posted: %s", notice.thread_id, notice.kind, exc)
             await notices.mark_failed(conn, notice, str(exc))
             return False
         except TokenUnreadable as exc:
@@ -234,6 +237,9 @@ class Deliverer:
             if place not in (None, outlet.channel):
                 fix = f"{fix_of(error, outlet.workspace, channel='the channel')} ({place})"
             log.error("thread %s: Slack refused its %s (%s): %s", notice.thread_id, notice.kind, error, fix)
+            if outlet.row is not None and error in DEAD_TOKEN and await uninstalled(conn, outlet.row, by="slack"):
+                # That it was uninstalled was never heard.
+                log.warning("workspace %s has uninstalled the app: its token is deleted", outlet.workspace)
             await notices.mark_failed(conn, notice, f"{error}: {fix}", spans=spans)
 
 

@@ -29,6 +29,7 @@ from flow.errors import WorkspaceClosed
 from flow.model import Approval, Notice, Payment, Thread
 from flow.payments import payments_of
 from flow.threads import thread_of
+from flow.workspaces import Workspace
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class LeaseLost(Exception):
 
 
 class Outlet:
-    """A client, and the channels that it posts to. `workspace` is the one, of several, that these are of."""
+    """A client, and the channels that it posts to. `row` is the workspace, of several, that these are of."""
 
     def __init__(
         self,
@@ -60,16 +61,21 @@ class Outlet:
         *,
         ops_channel: str | None = None,
         public_url: str | None = None,
-        workspace: str | None = None,
+        row: Workspace | None = None,
     ) -> None:
         self._client, self.channel, self._ops_channel = client, channel, ops_channel or channel
-        self._public_url, self.workspace = public_url, workspace
+        self._public_url, self.row = public_url, row
         self._places = Places(client, channel)
         self._last_post: dict[str, float] = {}
 
     async def of(self, _conn: Connection, _notice: Notice) -> Outlet:
         """The outlet of a notice: where there is one, this."""
         return self
+
+    @property
+    def workspace(self) -> str | None:
+        """The id of the workspace."""
+        return self.row.workspace if self.row is not None else None
 
     @property
     def rests_until(self) -> float:

@@ -110,19 +110,14 @@ class ManyOutlets:
             raise WorkspaceClosed(
                 "(none)", "is no place to post to: the thread is from before there were several, decide it elsewhere"
             )
-        return self._kept.of(row)
-
-    def _outlet(self, row: Workspace) -> Outlet:
-        client = self._clients.client(row)
-        if row.channel is None:
+        if row.is_installed and row.channel is None and not (notice.kind == "alarm" and row.ops_channel):
             raise WorkspaceClosed(
                 row.workspace,
                 f"has no channel: say which with `claim_flow.py workspaces set {row.workspace} --channel C…`",
             )
-        return Outlet(
-            client,
-            row.channel,
-            ops_channel=row.ops_channel,
-            public_url=self._public_url,
-            workspace=row.workspace,
-        )
+        return self._kept.of(row)
+
+    def _outlet(self, row: Workspace) -> Outlet:
+        client, channel = self._clients.client(row), row.channel or row.ops_channel
+        assert channel is not None
+        return Outlet(client, channel, ops_channel=row.ops_channel, public_url=self._public_url, row=row)

@@ -206,8 +206,11 @@ async def _keep(conn: Connection, part: Part, *, error: str | None) -> None:
 
 
 async def _raise_once(conn: Connection, target: str, thread_id: str) -> None:
+    """Not by a thread of a workspace, whose alarms are told there: the log and `doctor` tell the operators."""
     first = await conn.execute(
-        "UPDATE trace_targets SET alarm_of = %s WHERE name = %s AND alarm_of IS NULL", (thread_id, target)
+        "UPDATE trace_targets SET alarm_of = t.thread_id FROM threads t"
+        " WHERE t.thread_id = %s AND t.workspace IS NULL AND name = %s AND alarm_of IS NULL",
+        (thread_id, target),
     )
     if first.rowcount:
         await raise_alarm(conn, thread_id)

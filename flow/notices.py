@@ -250,6 +250,8 @@ async def failures_of(conn: Connection, thread_id: str) -> list[tuple[str, str]]
         " AND l.mail_due_at IS NULL AND l.mail_error IS NOT NULL AND l.used_at IS NULL AND l.revoked_at IS NULL"
         " UNION ALL SELECT 'trace', error, 0 FROM trace_targets WHERE alarm_of = %(id)s AND error IS NOT NULL"
         " UNION ALL SELECT 'trace', error, 0 FROM trace_exports WHERE thread_id = %(id)s AND error IS NOT NULL"
+        # Where traces go is the operators' business, and no workspace's.
+        " AND (SELECT workspace FROM threads t WHERE t.thread_id = trace_exports.thread_id) IS NULL"
         " UNION ALL SELECT CASE WHEN tampered THEN 'tampered' ELSE 'mended' END, interrupt_id, 0 FROM"
         " (SELECT interrupt_id, status = 'pending' AND fingerprint IS DISTINCT FROM approval_fingerprint(a) AS tampered"
         " FROM approvals a WHERE thread_id = %(id)s) asked WHERE tampered OR interrupt_id IN"

@@ -50,9 +50,10 @@ async def pay_from_ledger(conn: Connection, thread_id: str, claim: Claim, approv
     The reference is made from the thread id, so it is the same whoever pays and however often.
     """
     inserted = await conn.execute(
-        "INSERT INTO payments (thread_id, amount, currency, payee, provider, reference, status, paid_at)"
-        " VALUES (%s, %s, %s, %s, 'ledger', %s, 'paid', clock_timestamp()) ON CONFLICT (thread_id) DO NOTHING"
-        f" RETURNING {_COLUMNS}",
+        "INSERT INTO payments (thread_id, amount, currency, payee, provider, reference, status, intended_at, paid_at)"
+        # One look at the clock: of two the second may be that of the beginning.
+        " SELECT %s, %s, %s, %s, 'ledger', %s, 'paid', now, now FROM clock_timestamp() AS now"
+        f" ON CONFLICT (thread_id) DO NOTHING RETURNING {_COLUMNS}",
         (thread_id, claim.amount, claim.currency, claim.payee, f"L-{thread_id}"),
     )
     row = await inserted.fetchone()

@@ -325,14 +325,14 @@ async def settle_flows(conn: Connection, flows: Sequence[str]) -> tuple[int, int
                 " WHERE flow = %s AND flow_version = %s AND due_at < statement_timestamp() - %s * interval '1 second'"
                 # One that is being driven is not waiting for anybody.
                 " AND NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = threads.driver_pid)"
-                " ORDER BY due_at LIMIT %s FOR UPDATE SKIP LOCKED) RETURNING thread_id",
+                " ORDER BY due_at LIMIT %s FOR UPDATE SKIP LOCKED) RETURNING thread_id, workspace",
                 (name, version, _GRACE_S, _MOST_SET_ASIDE),
             )
             found = await rows.fetchall()
             set_aside += len(found)
-            for row in found[:1]:
-                # One alarm tells of all that wait for the same.
-                await notices.raise_alarm(conn, row["thread_id"])
+            # One alarm tells of all that wait for the same; in each workspace, whose alarms go to its own channel.
+            for thread_id in {row["workspace"]: row["thread_id"] for row in reversed(found)}.values():
+                await notices.raise_alarm(conn, thread_id)
         if taken_up.rowcount or set_aside:
             await ring(conn)
     return taken_up.rowcount, set_aside

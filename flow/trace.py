@@ -304,11 +304,13 @@ _WAIT = "wait for "
 
 def _paying(payment: Payment) -> Span:
     """From the intent to the outcome. The calls in between are spans of their own, of the drives that made them."""
+    ended = payment.paid_at or (payment.intended_at if payment.status == "refused" else None)
     return Span(
         span_id=id_of("payment", payment.thread_id),
         name="payment",
         started_at=payment.intended_at,
-        ended_at=payment.paid_at or (payment.intended_at if payment.status == "refused" else None),
+        # A row of an earlier release may be paid a microsecond before it was begun.
+        ended_at=max(ended, payment.intended_at) if ended else None,
         attributes={"provider": payment.provider, "status": payment.status, "attempts": payment.attempts},
     )
 

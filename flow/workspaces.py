@@ -203,6 +203,21 @@ async def uninstalled(conn: Connection, row: Workspace, *, by: str) -> bool:
         return bool(dropped.rowcount)
 
 
+async def removed(conn: Connection, row: Workspace, *, by: str) -> None:
+    """An operator wants nothing of it any more, in one transaction: its token, its policy and its tokens of the API are
+    gone. Whoever installs the app there again finds it not set up."""
+    async with conn.transaction():
+        await uninstalled(conn, row, by=by)
+        await set_up(conn, row.workspace, by=by, policy="")
+        revoked = await conn.execute(
+            "UPDATE api_tokens SET revoked_at = clock_timestamp() WHERE workspace = %s AND revoked_at IS NULL"
+            " RETURNING name",
+            (row.workspace,),
+        )
+        for each in await revoked.fetchall():
+            await record(conn, "token.revoked", who=by, door=door_of(by), for_whom=f"api:{each['name']}")
+
+
 async def set_up(
     conn: Connection,
     workspace: str,

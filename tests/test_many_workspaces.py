@@ -511,6 +511,9 @@ async def test_a_workspace_whose_token_is_refused_holds_up_no_other(
     assert failed["error"] == (
         "token_revoked: have the app installed in workspace T01ACME again: PUBLIC_URL/slack/install"
     )
+    # Slack's word for that was never heard: its sessions and tokens of the API are good for nothing from now on.
+    assert not (await workspace_of(conn, "T01ACME")).is_installed
+    assert (await workspace_of(conn, "T02BETA")).is_installed
     # What it was refused is told once there is a token again.
     await install(conn, slack, slack.teams["T01ACME"])
     assert (await deliverer.sweep(conn))[1] == 0
@@ -554,6 +557,18 @@ async def test_what_has_nowhere_to_go_says_what_to_do_and_goes_out_once_that_is_
     await deliverer.sweep(conn)
     assert await value(conn, "SELECT count(*) FROM notices WHERE status = 'failed'") == 0
     assert {post["channel"] for post in slack.posts("T01ACME")} == {"C05NEW" if missing == "channel" else "C01ACME"}
+
+
+async def test_an_alarm_goes_where_alarms_go_though_there_is_no_channel(
+    deliverer: Deliverer, slack: ManySlacks, conn: Connection
+) -> None:
+    await both(conn, slack)
+    await asked_in(conn, "T01ACME")
+    await set_up(conn, "T01ACME", by="cli:ann", channel="", ops_channel="C07OPS")
+    await deliverer.sweep(conn)
+    rows = await all_rows(conn, "SELECT kind, status FROM notices ORDER BY id")
+    assert [(row["kind"], row["status"]) for row in rows] == [("card", "failed"), ("alarm", "sent")]
+    assert {post["channel"] for post in slack.posts("T01ACME")} == {"C07OPS"}
 
 
 async def test_what_is_from_before_there_were_many_is_posted_nowhere(

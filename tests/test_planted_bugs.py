@@ -470,8 +470,8 @@ BUGS = [
     Bug(
         name="a refused key is an alarm each time",
         file="flow/exports.py",
-        old='"UPDATE trace_targets SET alarm_of = %s WHERE name = %s AND alarm_of IS NULL"',
-        new='"UPDATE trace_targets SET alarm_of = %s WHERE name = %s"',
+        old=" AND name = %s AND alarm_of IS NULL",
+        new=" AND name = %s",
         tests="test_traces_out.py::test_a_key_that_is_refused_is_an_alarm_once_until_it_worked",
     ),
     Bug(
@@ -900,14 +900,14 @@ BUGS = [
         file="bot/outlet.py",
         old="        if thread.workspace == self.workspace:",
         new="        if thread.thread_id:",
-        tests="test_mended_workspaces.py::test_a_bot_of_one_token_posts_nothing_of_a_workspace",
+        tests="test_workspaces_met.py::test_a_bot_of_one_token_posts_nothing_of_a_workspace",
     ),
     Bug(
         name="a member of a grid is somebody else in each of its teams",
         file="bot/groups.py",
         old="names=person.names | ours.names | everywhere)",
         new="names=person.names | ours.names)",
-        tests="test_mended_workspaces.py::test_a_member_of_a_grid_is_one_person_in_all_of_its_teams",
+        tests="test_workspaces_met.py::test_a_member_of_a_grid_is_one_person_in_all_of_its_teams",
     ),
     Bug(
         name="a list has what is of other workspaces",

@@ -18,7 +18,8 @@ from flow.errors import SettingError, TokenUnreadable, UnknownWorkspace, Workspa
 from flow.flows import Flows
 from flow.policy import NOBODY
 from flow.settings import Settings, read_settings
-from flow.workspaces import Workspace, rotate, set_up, uninstalled, workspace_of
+from flow.tokens import create_token, token_of
+from flow.workspaces import Workspace, check_open, removed, rotate, set_up, uninstalled, workspace_of
 from tests.command import Terminal
 from tests.many_slacks import KEY, OTHER_KEY, POLICY, ManySlacks, cipher_with, install, many_settings
 from tests.people import start_claim
@@ -305,6 +306,21 @@ async def test_an_operator_lists_sets_up_rotates_and_removes(
     [row] = (await terminal.run_meanwhile("workspaces", "list", "--json")).json
     assert (row["workspace"], row["installed"], row["channel"]) == ("T01ACME", False, "C01ACME")
     assert "token" not in row
+
+
+async def test_who_is_removed_does_not_come_back_by_installing_the_app_again(
+    conn: Connection, slack: ManySlacks
+) -> None:
+    await install(conn, slack, slack.teams["T01ACME"], channel="C01ACME", policy=POLICY)
+    secret = await create_token(conn, "shop", ("start",), by="cli:ann", workspace="T01ACME")
+    assert await token_of(conn, secret) is not None
+    await removed(conn, await workspace_of(conn, "T01ACME"), by="cli:ann")
+    await install(conn, slack, slack.teams["T01ACME"])
+    with pytest.raises(WorkspaceClosed, match="is not set up yet"):
+        await check_open(conn, "T01ACME")
+    assert await token_of(conn, secret) is None
+    kinds = await all_rows(conn, "SELECT kind FROM audit WHERE who = 'cli:ann' ORDER BY id DESC LIMIT 3")
+    assert {row["kind"] for row in kinds} == {"workspace.uninstalled", "workspace.set_up", "token.revoked"}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is of one workspace stays there, whoever's bot comes across it; and a grid's member is one person."""
+"""Where workspaces meet: a grid and its teams, a bot of another one, somebody who is in two, and one worker for all."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from flow.database import Connection
 from flow.errors import FlowError
 from flow.model import Person, Verdict
 from flow.policy import Tier
+from flow.threads import insert_thread, settle_flows
 from tests.many_slacks import POLICY, ManySlacks, install
 from tests.people import ask
-from tests.rows import value
+from tests.rows import all_rows, value
 
 MANAGER = Tier(name="manager", approvers=("U01ALICE",))
 
@@ -63,7 +64,7 @@ async def test_a_member_of_a_grid_is_one_person_in_all_of_its_teams(
 
         filed, clicked = await came(files_in), await came(clicks_in)
     asked = await ask(conn, "t1", tier=MANAGER, requested_by=filed.key, workspace="E01GRID")
-    with pytest.raises(FlowError, match=r"(?i)own|requested|yourself"):
+    with pytest.raises(FlowError, match="nobody decides a request of their own"):
         await decide(conn, asked, clicked, Verdict(verdict="approve", door="slack"))
 
 
@@ -86,3 +87,24 @@ async def test_a_person_is_away_in_each_workspace_by_itself(conn: Connection, sl
         async with conn.transaction():
             await delegations.away(conn, person, to="b@example.com", until=until, made_by="cli:ann")
     assert await value(conn, "SELECT count(*) FROM delegations WHERE ended_at IS NULL") == 2
+
+
+async def test_each_workspace_is_told_what_waits_for_a_flow_that_nobody_has(
+    conn: Connection, slack: ManySlacks
+) -> None:
+    for workspace in ("T01ACME", "T02BETA"):
+        await install(conn, slack, slack.teams[workspace], channel="C01GEN", policy=POLICY)
+        for number in range(2):
+            await insert_thread(
+                conn,
+                thread_id=f"{workspace}-{number}",
+                flow="refunds",
+                flow_version="1",
+                input={},
+                requested_by="cli:ann",
+                workspace=workspace,
+            )
+    await conn.execute("UPDATE threads SET due_at = due_at - interval '11 seconds'")
+    assert await settle_flows(conn, ["claims@1"]) == (0, 4)
+    alarms = await all_rows(conn, "SELECT thread_id FROM notices WHERE kind = 'alarm' ORDER BY 1")
+    assert [row["thread_id"] for row in alarms] == ["T01ACME-0", "T02BETA-0"]
