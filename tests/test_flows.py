@@ -155,7 +155,8 @@ async def test_what_one_branch_asks_next_is_asked_before_the_answer_of_another_g
         await decide(conn, interrupt_id, ANN, YES)
     for _ in range(2):
         async with await connect(database_url, "drive") as own:
-            with contextlib.suppress(DriveFailed):
+            # As it is, if LangGraph cut off a statement beside the branch that fails, and the connection with it.
+            with contextlib.suppress(DriveFailed, RuntimeError):
                 await run(own, flows)
     assert set(await pending(conn)) == {"second"}
 

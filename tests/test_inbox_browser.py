@@ -61,7 +61,12 @@ async def browser(tmp_path: Path) -> AsyncIterator[BrowserContext]:
 
 
 @pytest.fixture
-def complaints(browser: BrowserContext, port: int) -> Iterator[list[str]]:
+def complaints(
+    browser: BrowserContext,
+    port: int,
+    # Once that has ended, every page complains.
+    terminal: Terminal,
+) -> Iterator[list[str]]:
     """What the browser complains of in a page of ours, such as of the content security policy; at the end nothing."""
     said: list[str] = []
 
