@@ -18,7 +18,7 @@ from slack_sdk.errors import SlackApiError
 
 from bot.outlet import LeaseLost, Outlet
 from bot.places import PlaceRefused
-from bot.slack_api import DEAD_TOKEN, RATE_LIMITS, fix_of, is_refusal, read_error, slack_client
+from bot.slack_api import ENDED, RATE_LIMITS, fix_of, is_refusal, read_error, slack_client
 from flow import notices
 from flow.aio import to_its_end
 from flow.database import AWAY, OUTSIDE_AFTER_S, POLL_S, Connection, Lock, connect, wakes
@@ -237,7 +237,7 @@ class Deliverer:
             if place not in (None, outlet.channel):
                 fix = f"{fix_of(error, outlet.workspace, channel='the channel')} ({place})"
             log.error("thread %s: Slack refused its %s (%s): %s", notice.thread_id, notice.kind, error, fix)
-            if outlet.row is not None and error in DEAD_TOKEN and await uninstalled(conn, outlet.row, by="slack"):
+            if outlet.row is not None and error in ENDED and await uninstalled(conn, outlet.row, by="slack"):
                 # That it was uninstalled was never heard.
                 log.warning("workspace %s has uninstalled the app: its token is deleted", outlet.workspace)
             await notices.mark_failed(conn, notice, f"{error}: {fix}", spans=spans)

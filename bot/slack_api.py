@@ -70,6 +70,9 @@ SEE_ERROR = "see the error at api.slack.com"
 
 # What says that a token is good for nothing any more.
 DEAD_TOKEN = {"invalid_auth", "not_authed", "account_inactive", "token_revoked", "token_expired"}
+# And that the app is not installed there any more: `invalid_auth` is also said to an address that the workspace does
+# not let in.
+ENDED = {"account_inactive", "token_revoked"}
 
 
 def fix_of(error: str, workspace: str | None, *, channel: str = "SLACK_CHANNEL") -> str:

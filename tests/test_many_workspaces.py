@@ -497,6 +497,18 @@ async def test_a_workspace_that_slack_wants_to_be_quiet_holds_up_no_other(
     assert await deliverer.sweep(conn) == (3, 0)
 
 
+async def test_an_address_that_slack_does_not_let_in_ends_no_installation(
+    deliverer: Deliverer, slack: ManySlacks, conn: Connection
+) -> None:
+    """Slack says `invalid_auth` to that as well, to all workspaces."""
+    await both(conn, slack)
+    refuse_all(slack.teams["T01ACME"], "invalid_auth")
+    await asked_in(conn, "T01ACME", "a")
+    await deliverer.sweep(conn)
+    assert await value(conn, "SELECT status FROM notices WHERE kind = 'card'") == "failed"
+    assert (await workspace_of(conn, "T01ACME")).is_installed
+
+
 async def test_a_workspace_whose_token_is_refused_holds_up_no_other(
     deliverer: Deliverer, slack: ManySlacks, conn: Connection
 ) -> None:
