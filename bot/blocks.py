@@ -338,7 +338,7 @@ def page_of(approval: Approval, public_url: str) -> str:
 
 def _answer(approval: Approval, question: Question) -> list[str]:
     """What was said beyond yes: those who approve say the same."""
-    by = approval.settled_by or next((each for each in approval.decisions if each.answer), None)
+    by = approval.settled_by or next((vote for vote in approval.votes if vote.answer), None)
     return answer_in_words(question, by.answer) if by else []
 
 

@@ -159,7 +159,7 @@ class _Inbox:
             thread=story.thread,
             trace=trace,
             mine=mine,
-            given=next((d for d in approval.decisions if d.person == session.person.key), None),
+            given=next((vote for vote in approval.votes if vote.person == session.person.key), None),
             why_not=_why_not(approval, person),
         )
 

@@ -234,6 +234,15 @@ def test_a_settled_card_and_its_reply_say_what_was_chosen(
     assert reply(settled, done, None) == f'✅ Approved by alice, {in_a_line}. Done: {{"sent": true}}'
 
 
+def test_a_pending_card_says_what_was_chosen_by_votes_that_count() -> None:
+    void = replace(YES, answer={"option": "pay later"}, void=True)
+    said = words_of(asked(DINNER, required=2, decisions=(void,)))
+    assert any("~Approved by alice~ (void)" in each for each in said)
+    assert not any("chose:" in each for each in said)
+    said = words_of(asked(DINNER, required=2, decisions=(void, *_answered(option="pay now"))))
+    assert "chose: pay now" in said and "chose: pay later" not in said
+
+
 def test_a_rejected_question_says_by_whom_and_what_its_flow_came_to() -> None:
     rejected = asked(REFUND, status="rejected", settled_at=_AT, decisions=(_NO,))
     done = of_flow("done", result={"status": "rejected"})

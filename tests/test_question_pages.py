@@ -15,6 +15,7 @@ from bot.mail import message_of
 from bot.site import Site
 from flow import links, threads
 from flow.approvals import approval_of, decide
+from flow.changes import refresh
 from flow.database import Connection
 from flow.inputs import mail_person
 from flow.links import wants_code
@@ -24,7 +25,7 @@ from flow.policy import Tier
 from flow.questions import stored_question
 from tests.asking import DINNER, MAIL, REFUND, human_interrupt, put, tool_call, tool_calls
 from tests.browsing import PageSeen, Visitor, pages_in_process, signed_in_at_once
-from tests.people import ALICE, BOB, TWO_OF_THREE, ask
+from tests.people import ALICE, BOB, POLICY, TWO_OF_THREE, ask
 from tests.rows import all_rows, value
 
 MARY = mail_person("mary@example.com")
@@ -207,6 +208,19 @@ async def test_a_second_approver_must_say_what_the_first_said(visit: Any, conn: 
     refused = await bob.press(await page_of(bob, interrupt_id), "Approve")
     assert refused.status == 403 and "Alice has approved it with another answer" in refused.text
     await bob.press(await page_of(bob, interrupt_id), "Send", **edit)
+    assert (await approval_of(conn, interrupt_id)).status == "approved"
+
+
+async def test_whoever_has_a_void_vote_is_asked_again_by_the_page(visit: Any, conn: Connection) -> None:
+    interrupt_id = await put(conn, tool_call(), tier=TWO_OF_THREE)
+    alice = await visit(ALICE)
+    await alice.press(await page_of(alice, interrupt_id), "Approve")
+    assert not (await page_of(alice, interrupt_id)).has_button("Approve")
+    await refresh(conn, POLICY, "q1", by="cli:ann")
+    page = await page_of(alice, interrupt_id)
+    assert "You have approved this" not in page.text
+    assert page.has_button("Approve as it is") and page.has_button("Send this answer") and page.has_button("Reject")
+    await alice.press(page, "Approve")
     assert (await approval_of(conn, interrupt_id)).status == "approved"
 
 
