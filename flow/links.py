@@ -173,11 +173,11 @@ async def _link(conn: Connection, token: str, *, lock: bool) -> Link | None:
 
 
 async def _same_again(conn: Connection, link: Link, verdict: Verdict) -> Decided:
-    """A button that was pressed twice is no second use."""
+    """A button that was pressed twice is no second use, for as long as the vote counts."""
     approval = await approvals.approval_of(conn, link.interrupt_id)
-    for decision in approval.decisions:
-        same = decision.verdict == verdict.verdict and decision.answer == bare(verdict.answer)
-        if decision.person == link.person and same:
+    for vote in approval.votes:
+        same = vote.verdict == verdict.verdict and vote.answer == bare(verdict.answer)
+        if vote.person == link.person and same:
             return Decided(approval=approval, recorded=False)
     raise LinkGone("it was used before")
 

@@ -17,11 +17,13 @@ from bot.limits import Limit
 from bot.site import Site
 from flow import links
 from flow.approvals import approval_of, decide
+from flow.changes import refresh
 from flow.database import Connection
 from flow.errors import CodeWrong, LinkGone, NotAllowed
 from flow.inputs import mail_person
 from flow.model import Verdict
-from flow.policy import Tier
+from flow.policy import Rule, Tier, Tiers
+from tests.asking import REFUND, put
 from tests.browsing import Visitor, pages_in_process, signed_in_at_once
 from tests.command import Terminal
 from tests.people import ALICE, NO, YES, ask
@@ -152,6 +154,20 @@ async def test_pressing_twice_is_once_and_the_other_button_is_too_late(
     other = await mary.post(f"/a/{made.token}", fields | {"verdict": "reject"})
     assert other.status == 410 and "it was used before" in other.text
     assert [each["verdict"] for each in await decisions(conn)] == ["approve"]
+
+
+async def test_a_button_that_is_pressed_again_for_a_void_vote_is_not_told_that_it_was_recorded(
+    site: Site, conn: Connection, visitors: Any
+) -> None:
+    interrupt_id = await put(conn, REFUND, tier=TWO_BY_MAIL)
+    token = (await new_link(conn, interrupt_id)).token
+    mary = await visitors(site)
+    fields = (await mary.get(f"/a/{token}")).form("Approve").fields | {"verdict": "approve"}
+    assert (await mary.post(f"/a/{token}", fields)).status == 303
+    await refresh(conn, Tiers(rules=(Rule(tier=TWO_BY_MAIL, over={}),)), "q1", by="cli:ann")
+    again = await mary.post(f"/a/{token}", fields)
+    assert again.status == 410 and "it was used before" in again.text
+    assert (await approval_of(conn, interrupt_id)).votes == ()
 
 
 async def test_two_browsers_with_one_link_make_one_decision(conn: Connection, crowd: list[Connection]) -> None:

@@ -15,13 +15,15 @@ from bot import blocks
 from bot.mail import Mailer, MailServer, message_of
 from flow import links, mails
 from flow.approvals import approval_of, decide
+from flow.changes import refresh
 from flow.database import Connection
 from flow.inputs import mail_person
 from flow.mails import Mail
 from flow.model import Verdict
 from flow.notices import failures_of
-from flow.policy import Tier
+from flow.policy import Rule, Tier, Tiers
 from flow.threads import thread_of
+from tests.asking import REFUND, put
 from tests.browsing import Visitor, pages_in_process
 from tests.command import Terminal
 from tests.local_slack import free_port
@@ -68,6 +70,23 @@ async def test_each_approver_by_address_gets_a_link_of_their_own_once(
         assert link is not None and (link.interrupt_id, link.person) == (interrupt_id, f"mail:{address}")
     assert await value(conn, "SELECT bool_and(mailed_at IS NOT NULL AND mail_due_at IS NULL) FROM links")
     assert len(set(smtp.tokens())) == 2
+
+
+async def test_whoever_has_a_void_vote_is_mailed_a_new_link_and_whoever_has_an_open_one_is_not(
+    smtp: SmtpServer, mailer: Mailer, conn: Connection
+) -> None:
+    tier = Tier(name="approval", approvers=(MARY, "john@example.com"), required=2)
+    interrupt_id = await put(conn, REFUND, tier=tier)
+    await mailer.sweep(conn)
+    tokens = dict(zip(smtp.recipients, smtp.tokens(), strict=True))
+    await links.spend(conn, tokens[MARY], APPROVE, code="", step_up=False)
+    for _ in range(2):
+        await refresh(conn, Tiers(rules=(Rule(tier=tier, over={}),)), "q1", by="cli:ann")
+    assert await mailer.sweep(conn) == (1, 0)
+    assert smtp.recipients[2:] == [MARY]
+    for token in (smtp.tokens()[2], tokens["john@example.com"]):
+        assert (await links.spend(conn, token, APPROVE, code="", step_up=False)).recorded
+    assert (await approval_of(conn, interrupt_id)).status == "approved"
 
 
 async def test_the_requester_gets_no_mail_however_the_address_is_written(
