@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import logging
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
@@ -52,10 +54,16 @@ from flow.standing import check_person, escalates
 from flow.threads import thread_of, threads_of
 from flow.trace import Trace, Tree, trace_of, tree_of
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 # A page of the list; and so the most that are approved at once.
 PAGE = 50
+# After it the rest of many is not tried any more: one may take seconds, and proxies give up after 30 or 60.
+_MANY_WITHIN_S = 20.0
+
+_NOT_CONFIRMED = "It could not be confirmed. If it still waits, please approve it again: twice is once."
 
 _ONE = "/approvals/{interrupt_id:[0-9a-f]{32}}"
 _VIEWS: dict[str, View] = {view: view for view in get_args(View)}
@@ -98,9 +106,12 @@ class Row:
 class Outcome:
     """What became of one of many."""
 
-    approval: Approval | None
     interrupt_id: str
-    refusal: str | None
+    # Of one that was decided; of the others there is a reason.
+    approval: Approval | None = None
+    why_not: str = ""
+    # Whether it may have been recorded all the same.
+    unconfirmed: bool = False
 
 
 class _Inbox:
@@ -253,22 +264,34 @@ class _Inbox:
         if not 0 < len(items) <= PAGE:
             raise Refused(400, "Nothing is chosen", f"Choose 1 to {PAGE} requests in the list.")
         outcomes, person = [], await self._with_groups(session.person)
+        until = time.monotonic() + _MANY_WITHIN_S
         for interrupt_id, request_hash in items:
             verdict = Verdict(verdict="approve", door="web", reason=reason, request_hash=request_hash)
-            outcomes.append(await self._decide_one_of_many(person, interrupt_id, verdict))
-        mine = await on_pool(self._site.pool, lambda conn: count_mine(conn, person))
+            outcomes.append(await self._decide_one_of_many(person, interrupt_id, verdict, until=until))
+        # Without the number, if it cannot be had: what was recorded is told all the same.
+        mine = 0
+        with contextlib.suppress(*AWAY, TimeoutError):
+            mine = await on_pool(self._site.pool, lambda conn: count_mine(conn, person))
         return self._site.page("bulk.html", session=session, rows=[], left_out=0, sums={}, mine=mine, outcomes=outcomes)
 
-    async def _decide_one_of_many(self, person: Person, interrupt_id: str, verdict: Verdict) -> Outcome:
+    async def _decide_one_of_many(
+        self, person: Person, interrupt_id: str, verdict: Verdict, *, until: float
+    ) -> Outcome:
         async def work(conn: Connection, known: Person) -> Approval:
             await self._visible(conn, interrupt_id, known)
             return (await decide(conn, interrupt_id, known, verdict)).approval
 
+        unconfirmed = Outcome(interrupt_id=interrupt_id, why_not=_NOT_CONFIRMED, unconfirmed=True)
+        if time.monotonic() > until:
+            return unconfirmed
         try:
             approval = await self._decide_as(person, interrupt_id, verdict.request_hash, work)
+        except (*AWAY, TimeoutError) as exc:
+            log.warning("one of many was not confirmed: %s: %s", type(exc).__name__, str(exc).strip())
+            return unconfirmed
         except FlowError as exc:
-            return Outcome(approval=None, interrupt_id=interrupt_id, refusal=str(exc))
-        return Outcome(approval=approval, interrupt_id=interrupt_id, refusal=None)
+            return Outcome(interrupt_id=interrupt_id, why_not=str(exc))
+        return Outcome(interrupt_id=interrupt_id, approval=approval)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Whenever something changes, for as long as the page is open."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -21,7 +22,7 @@ from bot.pages import PAGE
 from bot.site import Site
 from flow import database
 from flow.approvals import approval_of, decide
-from flow.database import Connection
+from flow.database import Connection, connect
 from flow.drive import drive
 from flow.flows import Flows
 from flow.inputs import mail_person
@@ -31,7 +32,8 @@ from flow.sessions import begin_session, end_session, make_login_link
 from tests.browsing import PageSeen, Visitor, pages_in_process, signed_in_at_once
 from tests.command import Terminal
 from tests.people import ALICE, ANN, BOB, EVE, NO, TWO_OF_THREE, YES, ask, start_claim
-from tests.rows import RENEW_FINGERPRINTS, all_rows, rewrite, value
+from tests.rows import RENEW_FINGERPRINTS, all_rows, rewrite, until_blocked, value
+from tests.services import held, until_held_up
 
 # As they are on the web, where the command line's exemption ends.
 WEB_ANN = Person(key=ANN.key, name=ANN.name, names=ANN.names)
@@ -816,6 +818,64 @@ async def test_one_of_many_that_is_refused_does_not_keep_the_others_from_it(visi
     for said in ("no approval has", "request of their own", "already rejected by Bob", "has changed", "250.00 USD"):
         assert said in done.text
     assert await value(conn, "SELECT array_agg(interrupt_id) FROM decisions WHERE verdict = 'approve'") == [good]
+
+
+async def form_for(alice: Visitor, conn: Connection, *interrupt_ids: str) -> list[tuple[str, str]]:
+    """What is sent to approve all of these."""
+    token = (await alice.get("/approvals")).forms[0].fields["form_token"]
+    items = [f"{each}:{(await approval_of(conn, each)).request_hash}" for each in interrupt_ids]
+    return [("form_token", token), *(("item", item) for item in items)]
+
+
+async def test_one_of_many_that_cannot_be_recorded_now_hides_nothing_of_what_was(
+    visit: Any, conn: Connection, database_url: str
+) -> None:
+    first, held_up, last = [await ask(conn, name) for name in ("first", "held-up", "last")]
+    alice = await visit(ALICE)
+    fields = await form_for(alice, conn, first, held_up, last)
+    async with held(database_url, [held_up]):
+        done = await alice.post("/approvals/bulk", fields)
+    assert done.status == 200 and done.text.count("Approved") == 2
+    assert "could not be confirmed" in done.text and done.text.count("Not confirmed") == 1
+    assert f'href="{path_of(held_up)}"' in done.html and "Refused" not in done.text
+    assert {row["interrupt_id"] for row in await all_rows(conn, "SELECT interrupt_id FROM decisions")} == {first, last}
+    # Twice is once.
+    assert (await alice.post("/approvals/bulk", fields)).text.count("Approved") == 3
+    assert len(await decisions(conn)) == 3
+
+
+async def test_many_are_not_tried_for_longer_than_somebody_waits_for_the_page(
+    visit: Any, conn: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bot.pages._MANY_WITHIN_S", 1.0)
+    interrupt_ids = [await ask(conn, f"t{number}") for number in range(6)]
+    alice = await visit(ALICE)
+    fields = await form_for(alice, conn, *interrupt_ids)
+    began = time.monotonic()
+    async with held(database_url, interrupt_ids):
+        done = await alice.post("/approvals/bulk", fields)
+    assert done.status == 200 and done.text.count("Not confirmed") == 6
+    # A door waits twice for two seconds for each.
+    assert time.monotonic() - began < 15
+
+
+async def test_what_became_of_many_is_told_although_what_still_waits_cannot_be_counted(
+    visit: Any, conn: Connection, database_url: str
+) -> None:
+    interrupt_id = await ask(conn)
+    alice = await visit(ALICE)
+    fields = await form_for(alice, conn, interrupt_id)
+    async with await connect(database_url, "listen") as locker, locker.transaction():
+        async with held(database_url, [interrupt_id]) as holder:
+            sent = asyncio.create_task(alice.post("/approvals/bulk", fields))
+            await until_held_up(conn, 1, by=holder)
+            # Whoever has begun to decide comes first, and whoever counts then comes after it.
+            locking = asyncio.create_task(locker.execute("LOCK TABLE approvals"))
+            await until_blocked(conn, locker.info.backend_pid)
+        await locking
+        done = await sent
+    assert done.status == 200 and done.text.count("Approved") == 1
+    assert len(await decisions(conn)) == 1
 
 
 async def test_many_leave_out_what_i_cannot_approve_and_show_nothing_that_i_may_not_see(
