@@ -18,7 +18,7 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from bot import shapes
-from bot.bodies import read_at_most
+from bot.bodies import BodyBroken, read_at_most
 from bot.limits import Limit, caller_of
 from bot.pool import Pool, on_pool
 from bot.problems import SENDER, Problem, answer_problems, problem_of
@@ -130,7 +130,8 @@ def _handler_of(
                 token, sender = await _token_of(request, pool, route.scope), None
                 raw = await _read(request)
         except Problem as exc:
-            if exc.status == 401:
+            # Whoever signs is a stranger until their whole body was read.
+            if exc.status == 401 or request.get(SENDER) == "":
                 _count(limits.refused, caller_of(request))
             raise
         also_concerning(approver=token.key if token else f"webhook:{request[SENDER]}")
@@ -179,7 +180,10 @@ _BEARER = {"WWW-Authenticate": "Bearer"}
 
 
 async def _read(request: web.Request) -> bytes:
-    raw = await read_at_most(request, LARGEST_BODY)
+    try:
+        raw = await read_at_most(request, LARGEST_BODY)
+    except BodyBroken as exc:
+        raise Problem(400, "the body is not what its headers say that it is") from exc
     if raw is None:
         raise Problem(413, f"at most {LARGEST_BODY} bytes are taken")
     return raw

@@ -22,7 +22,7 @@ from aiohttp import web
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bot.answers import STEPS, answer_in_words, sentence
-from bot.bodies import read_at_most
+from bot.bodies import BodyBroken, read_at_most
 from bot.forms import Form, Refused
 from bot.groups import OwnTeam
 from bot.limits import Limit, caller_of
@@ -210,7 +210,10 @@ class Site:
         self.check_origin(request)
         if request.content_type != "application/x-www-form-urlencoded":
             raise Refused(415, "Not understood", "Only forms are taken here.")
-        raw = await read_at_most(request, _LARGEST_FORM)
+        try:
+            raw = await read_at_most(request, _LARGEST_FORM)
+        except BodyBroken as exc:
+            raise Refused(400, "Nothing was done", "The form did not arrive as it was sent. Try again.") from exc
         if raw is None:
             raise Refused(413, "Too large", f"At most {_LARGEST_FORM} bytes are taken.")
         form = Form(_fields(raw))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 from importlib.metadata import version
 
@@ -23,6 +24,7 @@ def build_web(
 ) -> web.Application:
     """The application. Each check says what is wrong, or None; /readyz is 200 only if all say None."""
     app = web.Application(client_max_size=_LARGEST_BODY)
+    logging.getLogger("aiohttp.server").addFilter(_is_no_strangers_body)
 
     async def healthz(_: web.Request) -> web.Response:
         return web.json_response({"ok": True})
@@ -44,6 +46,11 @@ def build_web(
         _add_description(app)
     app.add_routes(pages)
     return app
+
+
+def _is_no_strangers_body(record: logging.LogRecord) -> bool:
+    """A body that cannot be read was answered; aiohttp, which reads what is left of it, would log that as a failure."""
+    return not (record.exc_info and isinstance(record.exc_info[1], web.RequestPayloadError))
 
 
 def _add_description(app: web.Application) -> None:

@@ -394,6 +394,16 @@ async def test_a_form_without_a_length_may_not_be_longer_either(visit: Any, conn
     assert (await alice.post(form.action, chunks(), headers=kind)).status == 413
 
 
+async def test_a_form_that_is_not_what_it_says_it_is_is_told_so(
+    visit: Any, conn: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    alice = await visit(ALICE)
+    kind = {"Content-Type": "application/x-www-form-urlencoded", "Content-Encoding": "gzip"}
+    answer = await alice.post(path_of(await ask(conn)), b"not gzip", headers=kind)
+    assert answer.status == 400 and "Nothing was done" in answer.text
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+
+
 async def test_no_other_site_signs_anybody_out(visit: Any) -> None:
     # Its request brings no cookie, and the answer would take it away.
     stranger = await visit(None)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from yarl import URL
 
 from bot.api import LARGEST_BODY
 from flow.approvals import decide
@@ -16,9 +18,9 @@ from flow.database import Connection
 from flow.errors import SettingError
 from flow.policy import Tier
 from flow.settings import read_settings
-from tests.api_door import OLD_SECRET, OTHER_SECRET, SECRET, Program, api_in_process, signed
+from tests.api_door import OLD_SECRET, OTHER_SECRET, SECRET, Program, api_in_process, signed, token
 from tests.people import ANN, NO, ask
-from tests.rows import all_rows, one_row, rewrite, value
+from tests.rows import all_rows, one_row, rewrite, until, value
 from tests.test_api import is_problem
 
 CAROLS = Tier(name="approval", approvers=("webhook:acme:carol", "U01ALICE"))
@@ -230,6 +232,54 @@ async def test_a_signed_body_of_another_shape_approves_nothing(
 async def test_a_body_that_is_too_large_is_refused(acme: Program, conn: Connection) -> None:
     body = YES | {"reason": "x" * LARGEST_BODY}
     assert is_problem(await acme.decide_signed(await ask(conn, tier=CAROLS), body), 413)
+
+
+@pytest.mark.parametrize(
+    ("headers", "raw", "status"),
+    [
+        ({"webhook-id": "x", "Content-Encoding": "gzip"}, b"not gzip", 400),
+        ({"webhook-timestamp": "1", "webhook-signature": "v1,x"}, b"{}", 400),
+        ({"webhook-id": "x"}, b" " * (LARGEST_BODY + 1), 413),
+        ({"webhook-id": "x"}, b"{}", 401),
+    ],
+    ids=["not what it says", "no id", "too large", "not signed"],
+)
+async def test_a_stranger_is_refused_only_so_often_and_fills_no_log(
+    database_url: str, caplog: pytest.LogCaptureFixture, headers: dict[str, str], raw: bytes, status: int
+) -> None:
+    path, headers = f"/api/approvals/{'0' * 32}/decision", headers | {"Connection": "close"}
+    async with api_in_process(database_url, most_refused=2) as url, Program(url) as stranger:
+        answers = [await stranger.ask("POST", path, raw=raw, headers=headers) for _ in range(3)]
+    for answer, expected in zip(answers, (status, status, 429), strict=True):
+        assert is_problem(answer, expected), answer
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+
+
+async def test_a_program_with_a_token_is_told_of_a_body_that_is_not_what_it_says_and_not_kept_out(
+    database_url: str, conn: Connection
+) -> None:
+    headers = {"Content-Encoding": "gzip", "Connection": "close"}
+    async with api_in_process(database_url, most_refused=0) as url, Program(url, await token(conn)) as robot:
+        answer = await robot.ask("POST", "/api/threads", raw=b"not gzip", headers=headers)
+    assert is_problem(answer, 400, "not what its headers say")
+
+
+async def test_a_body_that_breaks_off_is_no_failure_of_ours(
+    database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = f"POST /api/approvals/{'0' * 32}/decision HTTP/1.1\r\nHost: x\r\nwebhook-id: x\r\nContent-Length: 9\r\n\r\n"
+    caplog.set_level(logging.INFO)
+    async with api_in_process(database_url) as url:
+        _, writer = await asyncio.open_connection("127.0.0.1", URL(url).port)
+        writer.write(f"{head}half".encode())
+        await writer.drain()
+        writer.close()
+
+        async def answered() -> bool:
+            return any(record.name == "bot.problems" for record in caplog.records)
+
+        await until(answered)
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
 
 
 async def test_without_secrets_the_door_is_shut(database_url: str, conn: Connection) -> None:
