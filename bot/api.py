@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -494,17 +495,27 @@ def _page(items: list[dict[str, Any]], limit: int, cursor: Callable[[dict[str, A
 
 
 def _cursor(at: datetime, name: str) -> str:
-    return f"{(at - _EPOCH) // timedelta(microseconds=1)}~{name}"
+    coded = urlsafe_b64encode(name.encode()).decode().rstrip("=")
+    return f"{(at - _EPOCH) // timedelta(microseconds=1)}~{coded}"
 
 
 def _time_and_name(cursor: str | None) -> tuple[datetime, str] | None:
     if cursor is None:
         return None
-    at, _, name = cursor.partition("~")
+    at, _, coded = cursor.partition("~")
+    name = _decoded(coded)
+    if name is None:
+        raise BadInput("cursor", cursor, "it is `next` of the page before")
+    return _EPOCH + timedelta(microseconds=int(at)), name
+
+
+def _decoded(coded: str) -> str | None:
+    """The name in a cursor; None if no cursor of ours has it."""
     try:
-        return _EPOCH + timedelta(microseconds=int(at)), name
-    except OverflowError as exc:
-        raise BadInput("cursor", cursor, "it is `next` of the page before") from exc
+        name = urlsafe_b64decode(coded + "=" * (-len(coded) % 4)).decode()
+    except ValueError:
+        return None
+    return name if inputs.storable_value(name) else None
 
 
 # Shapes

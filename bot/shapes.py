@@ -137,8 +137,8 @@ class _Query(BaseModel):
     limit: int = Field(default=50, ge=1, le=200)
 
 
-# Microseconds since 1970, and what tells rows of one instant apart.
-Cursor = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,16}~[A-Za-z0-9][A-Za-z0-9._:@/~-]{0,400}$")]
+# Microseconds since 1970, and in base64url what tells rows of one instant apart: of a decision a person's key, too.
+Cursor = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,16}~[A-Za-z0-9_-]{1,2000}$")]
 
 
 class NoQuery(BaseModel):

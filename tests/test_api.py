@@ -17,6 +17,7 @@ from flow.database import Connection, connect
 from flow.drive import drive
 from flow.flows import Flows
 from flow.inputs import parse_claim
+from flow.model import Person
 from flow.payments import latest_payments, pay_from_ledger
 from flow.policy import LIMITS, OneTier, Tier
 from flow.threads import latest_threads
@@ -394,6 +395,31 @@ async def test_decisions_and_payments_page_too(robot: Program, conn: Connection)
         rest = (await robot.get(path, limit=2, cursor=first["next"])).body
         assert [item["thread"] for item in first["items"] + rest["items"]] == ["t2", "t1", "t0"]
         assert rest["next"] is None
+
+
+async def test_decisions_page_whoever_made_them(robot: Program, conn: Connection) -> None:
+    addresses = ("mail:alice+claims@example.com", "mail:50%off@example.com")
+    keys = (*addresses, "webhook:acme:carol+sales", "cli:Ünal & ~söhne/+", "cli:" + "ü" * 200)
+    tier = Tier(name="approval", approvers=keys, required=len(keys))
+    interrupt_id = await ask(conn, tier=tier)
+    for key in keys:
+        await decide(conn, interrupt_id, Person(key=key, name="x", names=frozenset({key})), YES)
+    # All of one instant.
+    await conn.execute("UPDATE decisions SET decided_at = '2026-01-01'")
+    seen: list[str] = []
+    page = (await robot.get("/api/decisions", limit=1)).body
+    while page["items"]:
+        seen += [item["person"] for item in page["items"]]
+        answer = await robot.get("/api/decisions", limit=1, cursor=page["next"])
+        assert answer.status == 200, answer.body
+        page = answer.body
+    assert sorted(seen) == sorted(keys)
+
+
+@pytest.mark.parametrize("cursor", ["1~A", "1~_w", "1~AA"], ids=["no base64", "no text", "a NUL"])
+async def test_a_cursor_of_ones_own_making_is_refused(robot: Program, cursor: str) -> None:
+    for path in ("/api/threads", "/api/approvals", "/api/decisions"):
+        assert is_problem(await robot.get(path, cursor=cursor), 422, "`next` of the page before")
 
 
 @pytest.mark.parametrize(
