@@ -197,7 +197,7 @@ class Decision(BaseModel):
     answer: dict[str, Any] | None
     for_person: str | None = Field(description="Whose vote it is, if that person is away and gave it to this one.")
     for_name: str | None
-    void: bool = Field(description="It counts no more: the rules were changed, and the person is off the list.")
+    void: bool = Field(description="It counts no more: the rules were changed after it.")
 
 
 class Approval(BaseModel):
