@@ -16,7 +16,7 @@ from typing import Any
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from flow import audit, counts, mails, notices, reminders, threads
+from flow import audit, counts, inputs, mails, notices, reminders, threads
 from flow.database import Connection, Page, newest
 from flow.delegations import with_absent
 from flow.errors import (
@@ -268,6 +268,9 @@ async def _decide(conn: Connection, interrupt_id: str, person: Person, verdict: 
     ):
         approval = await approval_for(conn, person, interrupt_id, lock=True)
         standing = await _checked(conn, approval, person, verdict.request_hash)
+        if verdict.answer is not None:
+            # Arguments of an action are within a step, a list and the answer.
+            inputs.check_depth("answer", verdict.answer, around=3)
         if approval.status != "pending":
             _check_same(approval, verdict)
             return Decided(approval=approval, recorded=False)

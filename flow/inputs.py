@@ -121,8 +121,7 @@ def parse_object(text: str) -> dict[str, Any]:
 
 def check_object(value: dict[str, Any]) -> None:
     """Raise BadInput for an object with text or numbers that Postgres cannot hold, or for a very large one."""
-    if _depth(value) > DEEPEST:
-        raise BadInput("JSON", value.keys(), f"it is nested more than {DEEPEST} levels deep")
+    check_depth("JSON", value)
     text = json.dumps(value, ensure_ascii=False)
     fits = all(map(storable_value, _scalars(value)))
     if len(text) > MAX_OBJECT:
@@ -131,10 +130,19 @@ def check_object(value: dict[str, Any]) -> None:
         raise BadInput("JSON", text, "it contains a character or a number that cannot be stored")
 
 
-def _depth(value: Any) -> int:
-    """How many objects and lists are within each other; no more than DEEPEST + 1 of them are looked at."""
+def check_depth(name: str, value: dict[str, Any], *, around: int = 0) -> None:
+    """Raise BadInput for an object that is nested too deeply to be kept, or even compared.
+
+    `around`: so many levels are around what is kept.
+    """
+    if _depth(value, DEEPEST + around) > DEEPEST + around:
+        raise BadInput(name, value.keys(), f"it is nested more than {DEEPEST} levels deep")
+
+
+def _depth(value: Any, most: int) -> int:
+    """How many objects and lists are within each other; no more than `most` + 1 of them are looked at."""
     level, within = 0, [value]
-    while within and level <= DEEPEST:
+    while within and level <= most:
         level += any(isinstance(each, dict | list) for each in within)
         within = [
             inner

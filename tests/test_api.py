@@ -23,6 +23,7 @@ from flow.policy import LIMITS, OneTier, Tier
 from flow.threads import latest_threads
 from flow.tokens import SCOPES, revoke_token
 from tests.api_door import Program, api_in_process, token
+from tests.asking import put, tool_call
 from tests.command import Terminal
 from tests.people import ALICE, POLICY, YES, ask, start_claim
 from tests.rows import all_rows, value
@@ -363,6 +364,31 @@ async def test_tokens_are_made_listed_and_revoked_at_the_command_line(
     [listed] = (await terminal.run_meanwhile("tokens", "list", "--json")).json
     assert (listed["name"], listed["scopes"], bool(listed["revoked_at"])) == ("robot", ["read"], True)
     assert "robot: read; by cli:" in (await terminal.run_meanwhile("tokens", "list")).out
+
+
+@pytest.mark.parametrize("levels", [51, 600, 900])
+async def test_an_answer_that_nothing_could_keep_is_unusable_before_and_after_it_was_decided(
+    robot: Program, conn: Connection, levels: int
+) -> None:
+    interrupt_id = await put(conn, tool_call(), tier=ROBOTS)
+    path = f"/api/approvals/{interrupt_id}/decision"
+    args = b'{"a":' * levels + b"1" + b"}" * levels
+    raw = b'{"decision": "approve", "answer": {"actions": [{"type": "edit", "args": %b}]}}' % args
+    assert is_problem(await robot.ask("POST", path, raw=raw), 422, "nested more than 50 levels deep")
+    edited = {"decision": "approve", "answer": {"actions": [{"type": "edit", "args": {"to": "carol"}}]}}
+    assert (await robot.post(path, edited)).status == 200
+    assert is_problem(await robot.ask("POST", path, raw=raw), 422, "nested more than 50 levels deep")
+    assert (await robot.post(path, edited)).status == 200
+
+
+async def test_the_deepest_answer_that_is_kept_may_be_given_again(robot: Program, conn: Connection) -> None:
+    interrupt_id = await put(conn, tool_call(), tier=ROBOTS)
+    args: Any = 1
+    for _ in range(49):
+        args = {"a": args}
+    edited = {"decision": "approve", "answer": {"actions": [{"type": "edit", "args": args}]}}
+    answers = [await robot.post(f"/api/approvals/{interrupt_id}/decision", edited) for _ in range(2)]
+    assert [(answer.status, answer.body["recorded"]) for answer in answers] == [(200, True), (200, False)]
 
 
 # Pages
