@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from bot.workspaces import check_keys
 from flow import workspaces
 from flow.audit import latest_entries
 from flow.changes import refresh
@@ -326,6 +328,21 @@ async def test_who_is_removed_does_not_come_back_by_installing_the_app_again(
     assert await token_of(conn, secret) is await session_of(conn, session) is await use_login_link(conn, link) is None
     kinds = await all_rows(conn, "SELECT kind FROM audit WHERE who = 'cli:ann' ORDER BY id DESC LIMIT 3")
     assert {row["kind"] for row in kinds} == {"workspace.uninstalled", "workspace.set_up", "token.revoked"}
+
+
+async def test_an_installation_whose_keys_are_lost_starts_again_once_the_workspace_is_removed(
+    conn: Connection, slack: ManySlacks, database_url: str, tmp_path: Path
+) -> None:
+    before = await acme(conn, slack, policy=POLICY, channel="C01ACME")
+    terminal = Terminal(tmp_path, DATABASE_URL=database_url, **many_settings(slack, keys=OTHER_KEY))
+    refused = await terminal.run_meanwhile("work")
+    assert refused.code == 2
+    [command] = re.findall(r"`claim_flow\.py (workspaces remove .*?)`", refused.err)
+    said = await terminal.run_meanwhile(*command.split())
+    assert said.code == 0 and "uninstall the app there by hand" in said.err
+    await check_keys(conn, cipher_with(OTHER_KEY))
+    again = await acme(conn, slack)
+    assert again.is_installed and (again.channel, again.policy) == (before.channel, None)
 
 
 async def test_who_is_removed_after_an_uninstall_before_it_was_set_up_is_removed_too(
