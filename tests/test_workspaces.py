@@ -325,7 +325,9 @@ async def test_who_is_removed_does_not_come_back_by_installing_the_app_again(
     await install(conn, slack, slack.teams["T01ACME"])
     with pytest.raises(WorkspaceClosed, match="is not set up yet"):
         await check_open(conn, "T01ACME")
-    assert await token_of(conn, secret) is await session_of(conn, session) is await use_login_link(conn, link) is None
+    assert await token_of(conn, secret) is None
+    assert await session_of(conn, session) is None
+    assert await use_login_link(conn, link) is None
     kinds = await all_rows(conn, "SELECT kind FROM audit WHERE who = 'cli:ann' ORDER BY id DESC LIMIT 3")
     assert {row["kind"] for row in kinds} == {"workspace.uninstalled", "workspace.set_up", "token.revoked"}
 
