@@ -20,7 +20,8 @@ COPY --from=build /app /app
 ENV PATH=/app/.venv/bin:$PATH PYTHONUNBUFFERED=1 HOST=0.0.0.0 PORT=4000
 USER claims
 EXPOSE 4000
+# On the port that the command listens on: `work` on HEALTH_PORT, what has pages on PORT. By no proxy.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 \
-  CMD ["python", "-c", "import os, urllib.request as u; e = os.environ; u.urlopen('http://127.0.0.1:' + (e.get('HEALTH_PORT') or e['PORT']) + '/readyz', timeout=2)"]
+  CMD for port in $HEALTH_PORT $PORT; do python -c "import http.client, sys; c = http.client.HTTPConnection('127.0.0.1', int(sys.argv[1]), timeout=2); c.request('GET', '/readyz'); sys.exit(c.getresponse().status != 200)" $port && exit 0; done; exit 1
 ENTRYPOINT ["python", "claim_flow.py"]
 CMD ["serve"]

@@ -776,8 +776,8 @@ def workspaces_set(
 @workspaces.command("remove")
 @click.argument("workspace")
 def workspaces_remove(workspace: str) -> None:
-    """Delete a workspace's token, and have Slack revoke it; and its policy, and its tokens of the API. What was filed
-    there stays."""
+    """Delete a workspace's token, and have Slack revoke it; and its policy, its tokens of the API and its members'
+    sessions. What was filed there stays."""
     user = _user()
 
     async def run(settings: Settings) -> None:
@@ -786,8 +786,6 @@ def workspaces_remove(workspace: str) -> None:
 
         async with _database(settings) as (_url, conn):
             row = await workspace_of(conn, workspace)
-            if not row.is_installed and row.policy is None:
-                raise FlowError(f"{workspace} has no token any more, and no policy")
             why_not = await revoke(settings, row) if row.is_installed else None
             await removed(conn, row, by=user)
         click.echo(f"the token of {workspace} is deleted")

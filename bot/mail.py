@@ -24,7 +24,9 @@ from bot.site import money
 from flow import mails
 from flow.aio import to_its_end
 from flow.database import AWAY, OUTSIDE_AFTER_S, Connection, Lock, connect, wakes
+from flow.inputs import storable
 from flow.links import wants_code
+from flow.log import HIDDEN
 from flow.mails import Mail
 from flow.questions import question_of
 from flow.settings import LOOPBACK, Settings
@@ -37,6 +39,8 @@ _SHORTEST_WAIT_S = 5.0
 _LONGEST_WAIT_S = 4 * 3600.0
 # No address of anything can be written with these.
 _HARMLESS = re.compile(r"[A-Za-z0-9 _,()'-]{1,80}")
+# Of a token: fewer characters than these tell nobody the rest.
+_PIECE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +145,8 @@ class Mailer:
 
     async def _failed(self, conn: Connection, mail: Mail, exc: Exception) -> None:
         code, said = _answer_of(exc)
-        error = f"{type(exc).__name__}: {said}"[:300]
+        # Operators read it, and the link is still good.
+        error = _without(mail.token, storable(f"{type(exc).__name__}: {said}"))[:300]
         log.warning("thread %s: the mail to %s was not sent: %s", mail.thread_id, mail.address, error)
         if mail.attempt >= mails.MAX_ATTEMPTS or (_is_for_good(exc) and code >= 500):
             await mails.mark_mail_failed(conn, mail, error)
@@ -190,6 +195,12 @@ def _answer_of(exc: Exception) -> tuple[int, str]:
         first: Any = exc.recipients[0]
         return int(first.code), str(first.message)
     return int(getattr(exc, "code", 0) or 0), str(getattr(exc, "message", exc) or exc)
+
+
+def _without(token: str, said: str) -> str:
+    """What a server said, without the token, which it may quote: whole, in parts, and within a longer word."""
+    pieces = "|".join(token[at : at + _PIECE] for at in range(len(token) - _PIECE + 1))
+    return re.sub(rf"(?:{pieces})[A-Za-z0-9_-]*", HIDDEN, said, flags=re.IGNORECASE)
 
 
 def _is_for_good(exc: Exception) -> bool:

@@ -48,7 +48,8 @@ class TokenUnreadable(SettingError):
         self.workspace = workspace
         super().__init__(
             f"TOKEN_KEYS: no key opens the token of workspace {workspace}: put the key back that it was encrypted with,"
-            " behind the others, then `claim_flow.py workspaces rotate`; or have the app installed there again"
+            " behind the others, then `claim_flow.py workspaces rotate`; if it is lost,"
+            f" `claim_flow.py workspaces remove {workspace}`, then have the app installed there again"
         )
 
 

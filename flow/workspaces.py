@@ -204,8 +204,8 @@ async def uninstalled(conn: Connection, row: Workspace, *, by: str) -> bool:
 
 
 async def removed(conn: Connection, row: Workspace, *, by: str) -> None:
-    """An operator wants nothing of it any more, in one transaction: its token, its policy and its tokens of the API are
-    gone. Whoever installs the app there again finds it not set up."""
+    """An operator wants nothing of it any more, in one transaction: its token, its policy, its tokens of the API and
+    its members' sessions are gone. Whoever installs the app there again finds it not set up."""
     async with conn.transaction():
         await uninstalled(conn, row, by=by)
         await set_up(conn, row.workspace, by=by, policy="")
@@ -216,6 +216,9 @@ async def removed(conn: Connection, row: Workspace, *, by: str) -> None:
         )
         for each in await revoked.fetchall():
             await record(conn, "token.revoked", who=by, door=door_of(by), for_whom=f"api:{each['name']}")
+        for table in ("sessions", "login_links"):
+            query = sql.SQL("DELETE FROM {} WHERE workspace = %s").format(sql.Identifier(table))
+            await conn.execute(query, (row.workspace,))
 
 
 async def set_up(

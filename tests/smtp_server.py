@@ -20,12 +20,18 @@ USER, PASSWORD = "claims@example.com", "p@ss/word"
 
 @dataclass
 class SmtpServer:
-    """`refusals` and `silences` are used up one by one; `bounces` are recipients that do not exist."""
+    """`refusals` and `silences` are used up one by one; `bounces` are recipients that do not exist.
+
+    A refusal may quote what it disliked: `{token}` in it is the link's, `{start}` and `{rest}` are its parts, `{small}`
+    is in small letters. Bytes are sent as they are.
+    """
 
     port: int = 0
     received: list[EmailMessage] = field(default_factory=list)
     recipients: list[str] = field(default_factory=list)
-    refusals: list[str] = field(default_factory=list)
+    refusals: list[str | bytes] = field(default_factory=list)
+    # The tokens of what was refused.
+    refused: list[str] = field(default_factory=list)
     silences: int = 0
     bounces: set[str] = field(default_factory=set)
     logins: list[tuple[str, str]] = field(default_factory=list)
@@ -36,7 +42,7 @@ class SmtpServer:
 
     def tokens(self) -> list[str]:
         """The token of each mail's link, in the order in which they came."""
-        return [re.findall(r"/a/([A-Za-z0-9_-]{43})\s", mail.get_content())[0] for mail in self.received]
+        return [_token_in(mail) for mail in self.received]
 
     async def handle_RCPT(  # noqa: N802 (aiosmtpd's name)
         self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
@@ -46,11 +52,13 @@ class SmtpServer:
         envelope.rcpt_tos.append(address)
         return "250 OK"
 
-    async def handle_DATA(self, server: SMTP, session: Session, envelope: Envelope) -> str:  # noqa: N802
-        if self.refusals:
-            return self.refusals.pop(0)
+    async def handle_DATA(self, server: SMTP, session: Session, envelope: Envelope) -> str | bytes:  # noqa: N802
         assert isinstance(envelope.content, bytes)
         mail: Any = message_from_bytes(envelope.content, policy=default)
+        if self.refusals:
+            refusal, token = self.refusals.pop(0), _token_in(mail)
+            self.refused.append(token)
+            return refusal if isinstance(refusal, bytes) else _quoting(refusal, token)
         self.received.append(mail)
         self.recipients += envelope.rcpt_tos
         if self.silences:
@@ -59,6 +67,14 @@ class SmtpServer:
             assert transport is not None
             transport.abort()  # type: ignore[attr-defined]
         return "250 taken"
+
+
+def _token_in(mail: EmailMessage) -> str:
+    return str(re.findall(r"/a/([A-Za-z0-9_-]{43})\s", mail.get_content())[0])
+
+
+def _quoting(refusal: str, token: str) -> str:
+    return refusal.format(token=token, small=token.lower(), start=token[:20], rest=token[20:])
 
 
 @contextlib.asynccontextmanager

@@ -1,5 +1,5 @@
 """The manifests for Kubernetes: each is one that the cluster takes, they agree with each other and with the settings,
-and what KEDA is told to count is what workers would drive.
+and what KEDA is told to count is what workers would drive. compose.yaml, and the image's question after its health.
 
 No cluster is here: the schemas of Kubernetes and of KEDA say what is taken, strictly (a field that they do not know is
 an error), and tests/kustomize.py what is applied.
@@ -7,6 +7,7 @@ an error), and tests/kustomize.py what is applied.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -30,7 +31,7 @@ from flow import threads
 from flow.database import Connection, connect
 from flow.model import CLAIM_FLOW, CLAIM_FLOW_VERSION, flow_key
 from flow.policy import policy_of
-from flow.settings import Settings
+from flow.settings import Settings, read_settings
 from tests.command import ROOT, Terminal
 from tests.kustomize import Manifest, build, documents, pod_of
 from tests.local_slack import free_port
@@ -257,6 +258,75 @@ def test_no_pod_may_more_than_it_must(objects: list[Manifest]) -> None:
             }
             assert container["resources"]["requests"].keys() == {"cpu", "memory"}
             assert "memory" in container["resources"]["limits"]
+
+
+# compose.yaml
+
+
+def test_with_compose_bot_and_worker_have_the_same_settings_but_for_their_ports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, text in MAILS.items():
+        monkeypatch.setenv(name, text)
+    found = {}
+    for name in ("bot", "worker"):
+        with monkeypatch.context() as inside:
+            for setting, text in composed(name).items():
+                inside.setenv(setting, text)
+            found[name] = read_settings().model_dump(exclude={"host", "port", "health_port"})
+    assert found["bot"] == found["worker"]
+    assert found["worker"]["public_url"] == "http://127.0.0.1:4000"
+
+
+# What .env has: neither a word of PUBLIC_URL.
+MAILS = {"SMTP_URL": "smtp://mail.example.com", "MAIL_FROM": "claims@example.com"}
+
+
+def composed(service: str) -> dict[str, str]:
+    """What compose.yaml adds to the environment of a service, where .env says nothing about it."""
+    [compose] = documents(ROOT / "compose.yaml")
+    given = compose["services"][service]["environment"]
+    return {name: re.sub(r"\$\{\w+:[-?](.*?)\}", r"\1", str(text)) for name, text in given.items()}
+
+
+# The image's health
+
+
+@pytest.mark.parametrize("command", ["serve", "bot", "work"])
+async def test_the_image_is_healthy_while_its_command_is_ready_whatever_port_that_is(
+    conn: Connection, database_url: str, tmp_path: Path, command: str
+) -> None:
+    port, health_port = free_port(), free_port()
+    settings = {"PORT": str(port), "HEALTH_PORT": str(health_port), "STAND_BY": "1"}
+    # That of a company, which does not lead back here.
+    settings["http_proxy"] = f"http://127.0.0.1:{free_port()}"
+    terminal = Terminal(tmp_path, DATABASE_URL=database_url, **settings)
+    assert not await asyncio.to_thread(is_healthy, terminal)
+    async with terminal.service(command) as running:
+
+        async def ready() -> bool:
+            return await is_ready(health_port if command == "work" else port)
+
+        await running.until(ready)
+        assert await asyncio.to_thread(is_healthy, terminal)
+
+
+async def test_the_image_is_unhealthy_while_its_command_is_not_ready(tmp_path: Path) -> None:
+    async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        port = str(server.sockets[0].getsockname()[1])
+        for setting, other in (("PORT", "HEALTH_PORT"), ("HEALTH_PORT", "PORT")):
+            terminal = Terminal(tmp_path, **{setting: port, other: str(free_port())})
+            assert not await asyncio.to_thread(is_healthy, terminal)
+
+
+def is_healthy(terminal: Terminal) -> bool:
+    """What the HEALTHCHECK of the Dockerfile says, in this environment."""
+    [check] = re.findall(r"^HEALTHCHECK .*?\\\n +CMD (.+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    asked = subprocess.run(["sh", "-c", check], env=terminal.environment, capture_output=True, check=False, timeout=30)
+    return asked.returncode == 0
 
 
 # A root that is read-only

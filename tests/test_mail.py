@@ -198,6 +198,44 @@ async def test_a_server_that_is_busy_is_asked_again_later(
     assert await mailer.sweep(conn) == (1, 0)
 
 
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "554 5.7.1 blocked URL https://claims.example.com/a/{token}",
+        "451 4.7.1 blocked URL https://claims.example.com/a/{token} for now",
+        "554 5.7.1 blocked https://urldefense.example/v3/__https://claims.example.com/a/{token}__;!!x",
+        "554-5.7.1 blocked https://claims.example.com/a/{start}\r\n554 5.7.1 {rest}",
+        "554 5.7.1 blocked hxxps://claims[.]example[.]com/a/{small}",
+        f"554 5.7.1 blocked {'by the rules of this server ' * 8}https://claims.example.com/a/{{token}}",
+    ],
+    ids=["whole", "for now", "rewritten by a gateway", "in two lines", "in small letters", "cut off at the end"],
+)
+async def test_a_link_that_a_server_quotes_is_kept_and_told_to_nobody(
+    smtp: SmtpServer, mailer: Mailer, conn: Connection, refusal: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await ask(conn, tier=MARY_ALONE)
+    smtp.refusals = [refusal]
+    assert await mailer.sweep(conn) == (0, 1)
+    [token] = smtp.refused
+    kept = str(await value(conn, "SELECT mail_error FROM links"))
+    said = str(blocks.alarm(await thread_of(conn, "t1"), await failures_of(conn, "t1")))
+    assert "blocked" in kept and ("blocked" in said) == refusal.startswith("554")
+    for text in (kept, said, caplog.text):
+        pieces = [token[at : at + 8] for at in range(len(token) - 7)]
+        assert not [piece for piece in pieces if piece.lower() in text.lower()]
+    # It is as good as before.
+    assert (await links.spend(conn, token, APPROVE, code="", step_up=False)).recorded
+
+
+async def test_a_refusal_in_no_known_letters_is_kept_and_stops_nothing(
+    smtp: SmtpServer, mailer: Mailer, conn: Connection
+) -> None:
+    await ask(conn, tier=BY_MAIL)
+    smtp.refusals = ["554 Zugriff für Fremde verweigert \0".encode("latin-1")]
+    assert await mailer.sweep(conn) == (1, 1)
+    assert "Zugriff f\ufffdr Fremde" in await value(conn, "SELECT mail_error FROM links WHERE mail_error IS NOT NULL")
+
+
 async def test_a_server_that_is_away_is_given_up_after_the_last_try(conn: Connection) -> None:
     await ask(conn, tier=MARY_ALONE)
     mailer = mailer_to(f"smtp://127.0.0.1:{free_port()}")

@@ -115,17 +115,25 @@ def _as_typed(default: object) -> str:
 # Commands
 
 
-def commands(group: click.Group, above: tuple[str, ...] = ()) -> Iterator[str]:
+def commands(group: click.Group, above: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    """Each by its whole name."""
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from commands(command, (*above, name))
         if not isinstance(command, click.Group) or command.invoke_without_command:
-            yield " ".join((*above, name))
+            yield " ".join((*above, name)), command
 
 
 def test_the_readme_names_every_command_and_no_other() -> None:
     named = {re.split(r" [\[(]?--", text)[0] for row in rows("Use it") for text in quoted(row[0])}
-    assert named == set(commands(cli))
+    assert named == {name for name, _ in commands(cli)}
+
+
+def test_the_readme_names_every_command_that_prints_json_and_no_other() -> None:
+    [named] = re.findall(r"^`--json` on (.*) prints", section("Use it"), re.MULTILINE)
+    assert sorted(quoted(named)) == sorted(
+        name for name, command in commands(cli) if any("--json" in each.opts for each in command.params)
+    )
 
 
 def test_the_readme_names_every_option_of_the_commands_that_take_text() -> None:

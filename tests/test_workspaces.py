@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from bot.workspaces import check_keys
 from flow import workspaces
 from flow.audit import latest_entries
 from flow.changes import refresh
@@ -17,11 +19,13 @@ from flow.drive import drive
 from flow.errors import SettingError, TokenUnreadable, UnknownWorkspace, WorkspaceClosed
 from flow.flows import Flows
 from flow.policy import NOBODY
+from flow.sessions import begin_session, make_login_link, session_of, use_login_link
 from flow.settings import Settings, read_settings
 from flow.tokens import create_token, token_of
 from flow.workspaces import Workspace, check_open, removed, rotate, set_up, uninstalled, workspace_of
 from tests.command import Terminal
 from tests.many_slacks import KEY, OTHER_KEY, POLICY, ManySlacks, cipher_with, install, many_settings
+from tests.many_workspaces import member
 from tests.people import start_claim
 from tests.rows import all_rows, one_row, value
 
@@ -313,14 +317,47 @@ async def test_who_is_removed_does_not_come_back_by_installing_the_app_again(
 ) -> None:
     await install(conn, slack, slack.teams["T01ACME"], channel="C01ACME", policy=POLICY)
     secret = await create_token(conn, "shop", ("start",), by="cli:ann", workspace="T01ACME")
+    alice = member("T01ACME", "U01ALICE")
+    session = await begin_session(conn, alice, by="slack")
+    link = await make_login_link(conn, alice, by="cli:ann")
     assert await token_of(conn, secret) is not None
     await removed(conn, await workspace_of(conn, "T01ACME"), by="cli:ann")
     await install(conn, slack, slack.teams["T01ACME"])
     with pytest.raises(WorkspaceClosed, match="is not set up yet"):
         await check_open(conn, "T01ACME")
     assert await token_of(conn, secret) is None
+    assert await session_of(conn, session) is None
+    assert await use_login_link(conn, link) is None
     kinds = await all_rows(conn, "SELECT kind FROM audit WHERE who = 'cli:ann' ORDER BY id DESC LIMIT 3")
     assert {row["kind"] for row in kinds} == {"workspace.uninstalled", "workspace.set_up", "token.revoked"}
+
+
+async def test_an_installation_whose_keys_are_lost_starts_again_once_the_workspace_is_removed(
+    conn: Connection, slack: ManySlacks, database_url: str, tmp_path: Path
+) -> None:
+    before = await acme(conn, slack, policy=POLICY, channel="C01ACME")
+    terminal = Terminal(tmp_path, DATABASE_URL=database_url, **many_settings(slack, keys=OTHER_KEY))
+    refused = await terminal.run_meanwhile("work")
+    assert refused.code == 2
+    [command] = re.findall(r"`claim_flow\.py (workspaces remove .*?)`", refused.err)
+    said = await terminal.run_meanwhile(*command.split())
+    assert said.code == 0 and "uninstall the app there by hand" in said.err
+    await check_keys(conn, cipher_with(OTHER_KEY))
+    again = await acme(conn, slack)
+    assert again.is_installed and (again.channel, again.policy) == (before.channel, None)
+
+
+async def test_who_is_removed_after_an_uninstall_before_it_was_set_up_is_removed_too(
+    conn: Connection, slack: ManySlacks, database_url: str, tmp_path: Path
+) -> None:
+    row = await acme(conn, slack)
+    secret = await create_token(conn, "shop", ("start",), by="cli:ann", workspace="T01ACME")
+    await uninstalled(conn, row, by="slack")
+    terminal = Terminal(tmp_path, DATABASE_URL=database_url, **many_settings(slack))
+    said = await terminal.run_meanwhile("workspaces", "remove", "T01ACME")
+    assert (said.code, said.err) == (0, "")
+    await acme(conn, slack)
+    assert await token_of(conn, secret) is None
 
 
 @pytest.mark.parametrize(
