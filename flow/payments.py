@@ -10,15 +10,18 @@ commits:
     unknown    no answer came, and asking again is no longer safe: a person must look, and `resolve`
 
 After a crash or a lost answer the row is still `intended`: the same key is used again for as long as the provider
-remembers it, else the provider is asked what became of it. Nothing is ever paid on a guess. A provider that can be
-asked is asked before the first attempt, too, if the thread is older than the provider's memory: a database that was
-restored does not know of its own last payments.
+remembers it, else the provider is asked what became of it. Nothing is ever paid on a guess, nor called unpaid: that
+there is no payment is not believed while an order may be on its way, nor is a refusal after an order that was not
+answered, unless it is the provider's word on the key. A provider that can be asked is asked before the first attempt,
+too, if the thread is older than the provider's memory: a database that was restored does not know of its own last
+payments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from flow import threads
@@ -29,11 +32,14 @@ from flow.errors import KeyReused, NothingToResolve
 from flow.events import facts_of_thread, record_events, record_told
 from flow.model import CLAIM_FLOW, Approval, Claim, Payment
 from flow.pen import Pen
-from flow.providers import CannotLookUp, Order, PaymentRefused, PaymentUnsent, Provider
+from flow.providers import CannotLookUp, Order, PaymentRefused, PaymentUnanswered, PaymentUnsent, Provider
 from flow.spans import Live, span
 
 # A key that the provider may forget while we ask is no protection.
 _KEY_MARGIN_S = 3600.0
+
+# Nobody waits for an order's answer any more by then, and whoever took it has written it down.
+_BOOKED_WITHIN_S = 300.0
 
 # Who pays, in the audit log.
 _PAYER = f"flow:{CLAIM_FLOW}"
@@ -77,7 +83,10 @@ async def intend(conn: Connection, thread_id: str, claim: Claim, provider: Provi
         (thread_id, claim.amount, claim.currency, claim.payee, provider.name, thread_id),
     )
     await conn.execute(
-        "UPDATE payments SET attempts = attempts + 1 WHERE thread_id = %s AND status = 'intended'", (thread_id,)
+        "UPDATE payments SET attempts = attempts + 1,"
+        " asked_at = CASE WHEN attempts = 0 THEN clock_timestamp() ELSE asked_at END"
+        " WHERE thread_id = %s AND status = 'intended'",
+        (thread_id,),
     )
     payment = await _payment(conn, thread_id)
     if await inserted.fetchone():
@@ -105,13 +114,12 @@ async def pay_outside(pen: Pen, payment: Payment, provider: Provider | None) -> 
     try:
         reference = await _ask(pen, payment, order, provider)
     except PaymentUnsent:
-        # Nobody was asked, so the next attempt is as good as the first.
-        await _update(pen, payment, "attempts = attempts - 1")
+        await _unsent(pen, payment)
         raise
     except PaymentRefused as exc:
         return await _update(pen, payment, "status = 'refused', reason = %s", str(exc), becomes="payment.refused")
     except CannotLookUp as exc:
-        why = f"the provider did not answer in time, and cannot be asked again: {exc}"
+        why = f"the provider did not answer in time, and cannot be asked what became of it: {exc}"
         return await _update(pen, payment, "status = 'unknown', reason = %s", why, becomes="payment.unknown")
     paid = "status = 'paid', reference = %s, paid_at = clock_timestamp(), reason = NULL"
     return await _update(pen, payment, paid, reference, becomes="payment.paid")
@@ -190,23 +198,66 @@ async def give_up(conn: Connection, thread_id: str, reason: str) -> bool:
 
 
 async def _ask(pen: Pen, payment: Payment, order: Order, provider: Provider) -> str:
-    remembered_s = provider.key_lifetime_s - _KEY_MARGIN_S
-    age_s, thread_age_s = await _ages_s(pen, payment)
-    must = payment.attempts > 1 and age_s > remembered_s
-    # A database that was restored has forgotten what was paid after its dump, but not the threads of before.
-    if must or thread_age_s > max(remembered_s, _KEY_MARGIN_S):
-        # The key may be forgotten: only the provider's word that nothing was paid makes asking again safe.
+    ages = await _ages(pen, payment)
+    reference = await _found_before(pen, payment, order, provider, ages)
+    if reference is not None:
+        return reference
+    if payment.attempts > 1:
+        await _update(pen, payment, "asked_at = clock_timestamp()")
+    try:
+        with _attempt("pay", payment):
+            return await provider.pay(order)
+    except PaymentRefused as exc:
+        if payment.attempts == 1 or provider.answers_by_key:
+            raise
+        # Whoever says no may never have seen the order before, which may have been paid.
         try:
-            with _attempt("look up", payment):
-                reference = await provider.look_up(order)
-        except CannotLookUp:
-            if must:
-                raise
-            reference = None
-        if reference is not None:
-            return reference
-    with _attempt("pay", payment):
-        return await provider.pay(order)
+            reference = await _look_up(payment, order, provider, ages)
+        except CannotLookUp as cannot:
+            raise CannotLookUp(f"{cannot}; asked once more it said no ({exc})") from exc
+        if reference is None:
+            raise
+        return reference
+
+
+async def _found_before(pen: Pen, payment: Payment, order: Order, provider: Provider, ages: _Ages) -> str | None:
+    """The reference of what was paid already; it is looked up where the key may be forgotten.
+
+    Then only the provider's word that nothing was paid makes asking again safe.
+    """
+    remembered_s = provider.key_lifetime_s - _KEY_MARGIN_S
+    must = payment.attempts > 1 and ages.payment_s > remembered_s
+    # A database that was restored has forgotten what was paid after its dump, but not the threads of before.
+    if not must and ages.thread_s <= max(remembered_s, _KEY_MARGIN_S):
+        return None
+    try:
+        return await _look_up(payment, order, provider, ages)
+    except PaymentUnanswered:
+        await _unsent(pen, payment)
+        raise
+    except CannotLookUp:
+        if must:
+            raise
+        return None
+
+
+async def _look_up(payment: Payment, order: Order, provider: Provider, ages: _Ages) -> str | None:
+    """The reference of what was paid under the key; None if nothing was, and no order under it is on its way.
+
+    Raises CannotLookUp and PaymentUnanswered.
+    """
+    with _attempt("look up", payment):
+        reference = await provider.look_up(order)
+    if reference is None and payment.attempts > 1 and ages.asked_s < provider.timeout_s + _BOOKED_WITHIN_S:
+        raise PaymentUnanswered(
+            f"the provider knows of no payment, but was sent the order {ages.asked_s:.0f} s ago: it may be on its way"
+        )
+    return reference
+
+
+async def _unsent(pen: Pen, payment: Payment) -> None:
+    """No order has left in this attempt, so the next one is as good as it was."""
+    await _update(pen, payment, "attempts = attempts - 1")
 
 
 def _attempt(what: str, payment: Payment) -> AbstractContextManager[Live]:
@@ -214,19 +265,28 @@ def _attempt(what: str, payment: Payment) -> AbstractContextManager[Live]:
     return span(f"{what} by {payment.provider}", **said)
 
 
-async def _ages_s(pen: Pen, payment: Payment) -> tuple[float, float]:
-    """How long ago the payment was begun, and its thread."""
+@dataclass(frozen=True, kw_only=True)
+class _Ages:
+    """How long ago, in seconds, the payment was begun, its provider was last sent the order, and its thread began."""
+
+    payment_s: float
+    asked_s: float
+    thread_s: float
+
+
+async def _ages(pen: Pen, payment: Payment) -> _Ages:
     async with pen.tx() as conn:
         row = await (
             await conn.execute(
-                "SELECT extract(epoch FROM clock_timestamp() - %s)::float8 AS payment,"
-                " extract(epoch FROM clock_timestamp() - created_at)::float8 AS thread"
-                " FROM threads WHERE thread_id = %s",
-                (payment.intended_at, payment.thread_id),
+                "SELECT extract(epoch FROM now - p.intended_at)::float8 AS payment_s,"
+                " extract(epoch FROM now - coalesce(p.asked_at, p.intended_at))::float8 AS asked_s,"
+                " extract(epoch FROM now - t.created_at)::float8 AS thread_s"
+                " FROM payments p JOIN threads t USING (thread_id), clock_timestamp() AS now WHERE p.thread_id = %s",
+                (payment.thread_id,),
             )
         ).fetchone()
     assert row is not None
-    return row["payment"], row["thread"]
+    return _Ages(**row)
 
 
 # What a payment becomes.

@@ -10,12 +10,15 @@ import json
 from dataclasses import dataclass
 from decimal import Decimal
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flow.errors import FlowError, SettingError
 from flow.inputs import MAX_NAME, storable
 from flow.settings import Settings
 from flow.spans import address_of, span
+
+if TYPE_CHECKING:
+    import aiohttp
 
 
 class PaymentRefused(FlowError):
@@ -46,13 +49,24 @@ class Order:
 
 
 class Provider(Protocol):
-    """A payment provider outside. `key_lifetime_s`: how long it remembers a key, in seconds; 0 if it does not."""
+    """A payment provider outside.
+
+    `key_lifetime_s`: how long it remembers a key, in seconds; 0 if it does not. `timeout_s`: how long its answer is
+    waited for. `answers_by_key`: whether a refusal is its word on the key, so that an order under it that was not
+    answered has paid nothing, either.
+    """
 
     @property
     def name(self) -> str: ...
 
     @property
     def key_lifetime_s(self) -> float: ...
+
+    @property
+    def timeout_s(self) -> float: ...
+
+    @property
+    def answers_by_key(self) -> bool: ...
 
     async def pay(self, order: Order) -> str:
         """Pay, and return the provider's reference.
@@ -75,7 +89,8 @@ class HttpProvider:
     Body: `{"amount": "250.00", "currency": "USD", "payee": "…", "thread": "t1"}`. A 2xx answer is a JSON object with
     the reference under `reference` or `id`. 4xx is a refusal, but for 401, which says that our token is wrong, and for
     408, 409, 425 and 429, which like 5xx and silence leave it open. Looking up is a GET of `lookup_url` with the same
-    header: 404 means that nothing was paid.
+    header: 404 means that nothing was paid. A refusal may come from whatever stands before the service, and knows of no
+    key.
     """
 
     url: str
@@ -84,6 +99,7 @@ class HttpProvider:
     key_lifetime_s: float
     lookup_url: str | None
     name: str = "http"
+    answers_by_key: bool = False
 
     async def pay(self, order: Order) -> str:
         body = {
@@ -97,10 +113,11 @@ class HttpProvider:
             return _reference_in(answer)
         if status == 401:
             # Nothing was looked at: when the token is mended, the claim can be paid.
-            raise PaymentUnsent(f"the payment service refuses PAYMENT_TOKEN (401: {_reason_in(answer)})")
+            raise PaymentUnsent(f"the payment service refuses PAYMENT_TOKEN (401: {self._reason_in(answer)})")
+        said = f"the payment service answered {status}: {self._reason_in(answer)}"
         if 400 <= status < 500 and status not in _OPEN:
-            raise PaymentRefused(f"the payment service answered {status}: {_reason_in(answer)}")
-        raise PaymentUnanswered(f"the payment service answered {status}: {_reason_in(answer)}")
+            raise PaymentRefused(said)
+        raise PaymentUnanswered(said)
 
     async def look_up(self, order: Order) -> str | None:
         if self.lookup_url is None:
@@ -129,12 +146,18 @@ class HttpProvider:
                     session.request(method, url, json=body, headers=headers, allow_redirects=False) as response,
                 ):
                     call.answered(response.status)
-                    text = await response.content.read(_LONGEST_ANSWER)
-                    return response.status, _json_or_text(text)
+                    return response.status, _json_or_text(await _body_of(response))
         except aiohttp.ClientConnectorError as exc:
             raise PaymentUnsent(f"the payment service cannot be reached: {exc}") from exc
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             raise PaymentUnanswered(f"no answer from the payment service ({type(exc).__name__}: {exc})") from exc
+
+    def _reason_in(self, answer: Any) -> str:
+        """In its own words, which are kept and shown; a service may quote the token that it refuses."""
+        if isinstance(answer, dict):
+            answer = answer.get("error") or answer.get("detail") or answer.get("message") or answer
+        said = " ".join(str(answer).split())
+        return storable(said.replace(self.token, "PAYMENT_TOKEN") if self.token else said)[:300]
 
 
 # A time-out, a conflict with a request that is still running, "too early", "too many": none says that nothing was paid.
@@ -196,11 +219,15 @@ def _reference_in(answer: Any) -> str:
     return storable(str(reference))[:MAX_NAME]
 
 
-def _reason_in(answer: Any) -> str:
-    said = (
-        (answer.get("error") or answer.get("detail") or answer.get("message")) if isinstance(answer, dict) else answer
-    )
-    return storable(" ".join(str(said).split()))[:300]
+async def _body_of(response: aiohttp.ClientResponse) -> bytes:
+    """The body, or so much of one that is too long."""
+    body = b""
+    # One read gives what is there, which may be a part.
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) >= _LONGEST_ANSWER:
+            break
+    return body[:_LONGEST_ANSWER]
 
 
 def _json_or_text(body: bytes) -> Any:

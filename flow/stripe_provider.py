@@ -4,8 +4,9 @@ Two calls, each under an idempotency key of its own made from the order's: creat
 second one only, so a crash between them leaves an intent that nobody ever confirms twice. A payee that is a connected
 account (`acct_…`) gets the money; any other is only named in the description.
 
-Keys: https://docs.stripe.com/api/idempotent_requests; a key is kept for at least 24 hours. Stripe's search is not made
-for finding what was just written, so this provider does not look up.
+Keys: https://docs.stripe.com/api/idempotent_requests; a key is kept for at least 24 hours, and its first answer, which
+may be a refusal, is that to each repeat. Stripe's search is not made for finding what was just written, so this
+provider does not look up.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class StripeProvider:
     api_base: str | None = None
     name: str = "stripe"
     key_lifetime_s: float = 86_400.0
+    answers_by_key: bool = True
 
     async def pay(self, order: Order) -> str:
         amount = minor_units(order.amount, order.currency)

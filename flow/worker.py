@@ -219,15 +219,17 @@ class Worker:
             self._conn = await connect(self._url, "door")
         wanting, held_elsewhere, behind = 0, False, False
         await self._look_around(self._conn)
+        # Whoever ends meanwhile may stand in what is found, as it was before its drive, and makes us look again.
+        in_flight = set(self._in_flight)
         found = await threads.due_threads(
             self._conn, flows=self._flows, drive_timeout_s=self._drive_timeout_s, limit=_BATCH
         )
-        if any(due.held and due.thread_id not in self._in_flight for due in found):
+        if any(due.held and due.thread_id not in in_flight for due in found):
             # Others are at it. Whoever takes the oldest, as they do, comes too late for most of them; but for what
             # somebody has to be relieved of.
             found = sorted(random.sample(found, len(found)), key=lambda due: not due.overdue)
         for due in found:
-            if due.thread_id in self._in_flight:
+            if due.thread_id in in_flight:
                 continue
             if due.held and not due.overdue:
                 held_elsewhere = True

@@ -10,8 +10,9 @@ from typing import Any, Literal, Self
 from aiohttp import web
 
 # lost: it pays, and the answer never arrives. dropped: the request never arrives. held: it pays, and answers when
-# freed. A number: that HTTP status, and no payment.
-Fault = Literal["lost", "dropped", "held"] | int
+# freed. slow: it pays when freed. halves: it pays, and the second half of its answer comes when freed. A number: that
+# HTTP status, and no payment; a 401 quotes the token.
+Fault = Literal["lost", "dropped", "held", "slow", "halves"] | int
 
 
 @dataclass
@@ -29,6 +30,7 @@ class Bank:
     look_up_faults: int = 0
     faults: deque[Fault] = field(default_factory=deque)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
+    booked: asyncio.Event = field(default_factory=asyncio.Event)
     freed: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""
     _references: dict[str, str] = field(default_factory=dict)
@@ -53,17 +55,32 @@ class Bank:
         fault = self.faults.popleft() if self.faults else None
         if isinstance(fault, int):
             headers = {"Location": "/payments"} if fault == 302 else {}
-            return web.json_response({"error": f"told to answer {fault}"}, status=fault, headers=headers)
+            why = f"told to answer {fault}" if fault != 401 else f"unknown: {request.headers.get('Authorization')}"
+            return web.json_response({"error": why}, status=fault, headers=headers)
         if fault == "dropped":
             return cut(request)
+        body = await request.json()
+        if fault == "slow":
+            await self.freed.wait()
         if not (self.remembers and key in self._references):
             self._references[key] = f"B-{len(self.paid) + 1}"
-            self.paid.append(await request.json())
+            self.paid.append(body)
+            self.booked.set()
         if fault == "held":
             await self.freed.wait()
         if fault == "lost":
             return cut(request)
+        if fault == "halves":
+            return await self._in_halves(request, self._references[key])
         return web.json_response({"reference": self._references[key]}, status=201)
+
+    async def _in_halves(self, request: web.Request, reference: str) -> web.StreamResponse:
+        answer = web.StreamResponse(status=201)
+        await answer.prepare(request)
+        await answer.write(b'{"reference": ')
+        await self.freed.wait()
+        await answer.write(f'"{reference}"}}'.encode())
+        return answer
 
     async def _look_up(self, request: web.Request) -> web.Response:
         self.looked_up.append(request.headers["Idempotency-Key"])

@@ -33,7 +33,7 @@ from tests.command import ROOT, Terminal
 from tests.driving import run, waiting_claim
 from tests.people import ALICE, ANN, POLICY, YES, ask, start_claim
 from tests.rows import all_rows, break_table, mend_table, until_blocked, value
-from tests.test_payments import provider_at
+from tests.test_payments import provider_at, some_minutes_later
 
 MARY = mail_person("mary@example.com")
 BY_MAIL = Tier(name="approval", approvers=("mary@example.com", "U01ALICE"))
@@ -267,12 +267,15 @@ async def test_a_payment_outside_is_recorded_from_its_intent_to_its_end(
     async with Bank() as bank:
         bank.faults += [fault] if fault else []
         await break_table(conn, "audit", "INSERT", f"IF NEW.kind = 'payment.{end}' THEN RAISE EXCEPTION 'full'; END IF")
+        provider = provider_at(bank, can_look_up=True)
         with pytest.raises(DriveFailed, match="full"):
-            await drive(conn, "t1", flows=flows, policy=POLICY, provider=provider_at(bank))
+            await drive(conn, "t1", flows=flows, policy=POLICY, provider=provider)
         assert await value(conn, "SELECT status FROM payments") == "intended"
         await mend_table(conn)
         bank.faults += [fault] if fault else []
-        await drive(conn, "t1", flows=flows, policy=POLICY, provider=provider_at(bank))
+        # Nobody knows any more that the order was answered.
+        await some_minutes_later(conn)
+        await drive(conn, "t1", flows=flows, policy=POLICY, provider=provider)
     ended, intended, _ = await latest_entries(conn, thread_id="t1", limit=10)
     assert (intended.kind, ended.kind, ended.data["status"]) == ("payment.intended", f"payment.{end}", end)
     assert ended.data["reason" if fault else "reference"]

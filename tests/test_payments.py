@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -31,11 +32,13 @@ async def bank() -> AsyncIterator[Bank]:
         yield made
 
 
-def provider_at(bank: Bank, *, key_lifetime_s: float = DAY_S, can_look_up: bool = False) -> HttpProvider:
+def provider_at(
+    bank: Bank, *, key_lifetime_s: float = DAY_S, can_look_up: bool = False, timeout_s: float = 2.0
+) -> HttpProvider:
     return HttpProvider(
         url=bank.url,
         token="secret",
-        timeout_s=2.0,
+        timeout_s=timeout_s,
         key_lifetime_s=key_lifetime_s,
         lookup_url=bank.url if can_look_up else None,
     )
@@ -49,6 +52,10 @@ async def pay(conn: Connection, flows: Flows, provider: HttpProvider) -> Outcome
 
 async def payment_of(conn: Connection) -> Payment:
     return (await payments.payments_of(conn, ["t1"]))["t1"]
+
+
+async def some_minutes_later(conn: Connection) -> None:
+    await conn.execute("UPDATE payments SET asked_at = asked_at - interval '6 minutes'")
 
 
 async def status_of(conn: Connection) -> str:
@@ -129,9 +136,88 @@ async def test_a_service_that_forgets_is_asked_what_became_of_it(
     provider = provider_at(bank, key_lifetime_s=0, can_look_up=True)
     with pytest.raises(DriveFailed):
         await pay(conn, flows, provider)
+    await some_minutes_later(conn)
     assert await pay(conn, flows, provider) == "over"
     assert (len(bank.keys), len(bank.paid)) == (asked, 1)
     assert (await payment_of(conn)).reference == "B-1"
+
+
+async def test_an_order_that_takes_longer_than_anybody_waits_is_not_made_twice(
+    conn: Connection, flows: Flows, bank: Bank
+) -> None:
+    bank.remembers = False
+    provider = provider_at(bank, key_lifetime_s=0, can_look_up=True, timeout_s=0.3)
+    # Each order starts its time anew, not only the first.
+    for number in (1, 2):
+        bank.faults.append("slow" if number == 2 else "dropped")
+        with pytest.raises(DriveFailed):
+            await pay(conn, flows, provider)
+        with pytest.raises(DriveFailed, match="may be on its way"):
+            await pay(conn, flows, provider)
+        assert (len(bank.keys), len(bank.paid)) == (number, 0)
+        if number == 1:
+            await some_minutes_later(conn)
+    bank.freed.set()
+    await bank.booked.wait()
+    assert await pay(conn, flows, provider) == "over"
+    assert (len(bank.paid), (await payment_of(conn)).reference) == (1, "B-1")
+
+
+@pytest.mark.parametrize("status", [403, 404, 422])
+async def test_a_refusal_after_a_lost_answer_does_not_say_that_nothing_was_paid(
+    conn: Connection, flows: Flows, bank: Bank, status: int
+) -> None:
+    bank.faults.extend(["lost", status])
+    with pytest.raises(DriveFailed):
+        await pay(conn, flows, provider_at(bank))
+    assert await pay(conn, flows, provider_at(bank)) == "stuck"
+    payment = await payment_of(conn)
+    assert (payment.status, await status_of(conn)) == ("unknown", "unknown")
+    assert f"asked once more it said no (the payment service answered {status}: " in str(payment.reason)
+    assert await value(conn, "SELECT kind FROM notices") == "alarm"
+
+
+async def test_after_a_lost_answer_and_a_refusal_what_was_paid_is_looked_up(
+    conn: Connection, flows: Flows, bank: Bank
+) -> None:
+    bank.faults.extend(["lost", 404])
+    provider = provider_at(bank, can_look_up=True)
+    with pytest.raises(DriveFailed):
+        await pay(conn, flows, provider)
+    assert await pay(conn, flows, provider) == "over"
+    assert (len(bank.paid), (await payment_of(conn)).reference, await status_of(conn)) == (1, "B-1", "paid")
+
+
+async def test_a_refusal_after_an_order_that_never_arrived_stands_once_that_is_sure(
+    conn: Connection, flows: Flows, bank: Bank
+) -> None:
+    bank.faults.extend(["dropped", 402, 402])
+    provider = provider_at(bank, can_look_up=True)
+    for _ in range(2):
+        with pytest.raises(DriveFailed):
+            await pay(conn, flows, provider)
+    assert (await payment_of(conn)).status == "intended"
+    await some_minutes_later(conn)
+    assert await pay(conn, flows, provider) == "over"
+    assert (bank.paid, (await payment_of(conn)).status, await status_of(conn)) == ([], "refused", "failed")
+
+
+async def test_an_answer_that_arrives_in_pieces_is_read_whole(conn: Connection, flows: Flows, bank: Bank) -> None:
+    bank.faults.append("halves")
+    async with asyncio.TaskGroup() as group:
+        paying = group.create_task(pay(conn, flows, provider_at(bank)))
+        await bank.booked.wait()
+        bank.freed.set()
+    assert (paying.result(), len(bank.keys), (await payment_of(conn)).reference) == ("over", 1, "B-1")
+
+
+async def test_a_token_that_the_service_quotes_is_not_shown(conn: Connection, flows: Flows, bank: Bank) -> None:
+    bank.faults.append(401)
+    with pytest.raises(DriveFailed) as failed:
+        await pay(conn, flows, provider_at(bank))
+    reason = (await threads.thread_of(conn, "t1")).reason or ""
+    assert "unknown: Bearer PAYMENT_TOKEN" in reason
+    assert "secret" not in f"{reason} {failed.value}"
 
 
 @pytest.mark.parametrize(("can_look_up", "often"), [(True, 1), (False, 2)])

@@ -300,7 +300,7 @@ def drive_until_killed(url: str) -> None:
     import signal
 
     class Lethal:
-        name, key_lifetime_s = "lethal", 86_400.0
+        name, key_lifetime_s, timeout_s, answers_by_key = "lethal", 86_400.0, 2.0, True
 
         async def pay(self, _: Any) -> str:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -326,7 +326,7 @@ async def test_a_killed_drive_loses_its_own_spans_alone_and_the_next_one_says_so
     assert await end_of(start_process(drive_until_killed, database_url)) == -9
 
     class Mended:
-        name, key_lifetime_s = "lethal", 86_400.0
+        name, key_lifetime_s, timeout_s, answers_by_key = "lethal", 86_400.0, 2.0, True
 
         async def pay(self, _: Any) -> str:
             return "P-1"
