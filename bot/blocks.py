@@ -39,7 +39,7 @@ from bot.kit import (
 )
 from bot.outcomes import TAMPERED, asked_amount, decision_line, outcome_lines, progress_lines, title_of
 from bot.people import Asked
-from bot.questions import ending_of, has_form, question_blocks, subject_of
+from bot.questions import amount_of, ending_of, has_form, question_blocks, subject_of
 from flow.advice import advice_in_words
 from flow.model import Advice, Approval, Payment, Thread
 from flow.policy import is_member
@@ -102,7 +102,7 @@ def card(
         lines = outcome_lines(approval, thread, payment)
     else:
         header = subject_in(approval) if approval.status == "pending" else header
-        asked = [*facts_of(approval), *question_blocks(question)]
+        asked = [*facts_of(approval, amount_of(question)), *question_blocks(question)]
         lines = ending_of(approval, thread)
     lines = [*progress_lines(approval), *lines]
     outcome = [*fitting([*map(decision_line, approval.decisions)], _OUTCOME - len("\n".join(lines))), *lines]

@@ -186,7 +186,7 @@ def _named(request: dict[str, Any]) -> str:
     question, amount = question_of(request), money(request)
     if question.kind == "claim" or not _HARMLESS.fullmatch(question.title):
         return amount
-    return f"{question.title}: {amount}" if amount else question.title
+    return f"{amount}: {question.title}" if amount else question.title
 
 
 def _answer_of(exc: Exception) -> tuple[int, str]:

@@ -51,8 +51,8 @@ _CUT = "… see the page"
 
 
 def subject_of(question: Question) -> str:
-    """What it is about, in a line: "Refund: 1,250.00 EUR"."""
-    return f"{question.title}: {amount_of(question)}" if question.amount else question.title
+    """What it is about, in a line: "1,250.00 EUR: Refund". The amount is first, as a long line loses its end."""
+    return f"{amount_of(question)}: {question.title}" if question.amount else question.title
 
 
 def amount_of(question: Question) -> str:
