@@ -19,7 +19,6 @@ from bot.kit import (
     as_text,
     button,
     cut,
-    fitted,
     is_hex,
     label,
     one_line,
@@ -170,7 +169,7 @@ def outcome_line(approval: Approval, note: str | None) -> str:
     """What became of one press: how the request stands, or why nothing was recorded."""
     what = f"{safe(about(approval), _NAME)} ({approval.thread_id})"
     if note is not None:
-        return f"⚠️ {what}: {fitted(note, _NOTE, rest='… (cut: the rest is too long for this place)')}"
+        return f"⚠️ {what}: {safe(note, _NOTE, rest='… (cut: the rest is too long for this place)')}"
     if approval.status == "pending":
         return f"✅ {what}: your vote counts, {approval.approvals_given} of {approval.required}"
     return f"{'❌' if approval.status == 'rejected' else '✅'} {what}: {approval.status}"

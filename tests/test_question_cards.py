@@ -23,6 +23,7 @@ from tests.block_kit import findings, texts, view_findings
 from tests.test_blocks import _AT, APPROVAL, THREAD, YES
 
 _NO = replace(YES, verdict="reject", reason="not this quarter")
+_LOUD = replace(YES, person_name="&" * 300, reason="<&>" * 1000)
 _PRESSER = {"user": {"id": "U01ALICE", "team_id": "T01TEST"}, "trigger_id": "1.2.a"}
 
 # What a flow, or the model behind it, may write to be taken for the bot, or to break its card.
@@ -71,13 +72,20 @@ def buttons_of(approval: Approval) -> dict[str, dict[str, Any]]:
 def _situations(draw: st.DrawFn) -> tuple[Approval, Thread]:
     value = draw(_REQUESTS | _CALLS | _ANYTHING | _ARGS.map(lambda args: human_interrupt(args=args)))
     status = draw(st.sampled_from(["pending", "approved", "rejected", "expired", "withdrawn", "superseded"]))
-    decisions = draw(st.lists(st.sampled_from([YES, replace(_NO, person_name="<!here>" * 40)]), max_size=3))
+    decisions = draw(st.lists(st.sampled_from([YES, replace(_NO, person_name="<!here>" * 40), _LOUD]), max_size=3))
     thread = of_flow(
         draw(st.sampled_from(["waiting", "done", "stuck", "failed"])), result=draw(_ANYTHING), reason=draw(_TEXT)
     )
-    expires_at = draw(st.none() | st.just(_AT))
+    more = {
+        "decisions": tuple(decisions) * draw(st.sampled_from([1, 30])),
+        "expires_at": draw(st.none() | st.just(_AT)),
+        "rank": draw(st.integers(0, 1)),
+        "required": draw(st.sampled_from([1, 99])),
+        "escalated_at": draw(st.none() | st.just(_AT)),
+        "escalate_to": ("&" * 300,) * 3,
+    }
     try:
-        return asked(value, status=status, decisions=tuple(decisions), expires_at=expires_at), thread
+        return asked(value, status=status, **more), thread
     except Unaskable:
         reject()
 
@@ -184,6 +192,38 @@ def test_what_has_no_room_is_said_to_stand_on_the_page() -> None:
     assert "… see the page" in words_of(asked(many))
     long = words_of(asked({"title": "Long", "fields": {"Text": "y" * 4000}}))
     assert any(each.endswith("y… see the page") for each in long)
+
+
+def test_a_card_that_slack_would_not_take_in_full_is_cut_and_asks_all_the_same() -> None:
+    body = "Dear customer, we are sorry. " * 56
+    mails = [(f"send_email_{n}", {"text": body}, ("approve", "reject")) for n in range(9)]
+    text, blocks = card(asked(tool_calls(*mails)), of_flow("waiting"), None)
+    assert findings(text, blocks) == []
+    words = [each["text"] for each in texts(blocks)]
+    assert "… see the page" in words and {"Requested by", "cli:ann"} <= {each.strip("*") for each in words}
+    assert sum(each.startswith("send_email_") and "\n" in each for each in words) == 3
+    assert list(buttons_of(asked(tool_calls(*mails)))) == ["approve", "reject", "change", "details"]
+
+
+def test_votes_and_reasons_take_nothing_of_the_question_from_its_card() -> None:
+    fields = {f"Field {n}": "y" * 1400 for n in range(9)}
+    options = [f"pay {n} {'x' * 60}" for n in range(20)]
+    for request in ({"title": "t" * 999, "fields": fields}, {"title": "t" * 999, "fields": fields, "options": options}):
+        before = asked({**request, "amount": "98000", "currency": "EUR"}, rank=1, required=99, expires_at=_AT)
+        after = replace(before, decisions=(_LOUD,) * 60, escalated_at=_AT, escalate_to=("&" * 300,) * 9)
+        assert _field_words(before) == _field_words(after) != []
+        for approval in (before, after):
+            text, blocks = card(approval, of_flow("stuck", reason="&" * 999), None)
+            assert findings(text, blocks) == []
+            assert blocks[0]["text"]["text"].startswith("98,000.00 EUR")
+            assert "cli:ann" in words_of(approval)
+            assert len(buttons_of(approval)) == len(request.get("options", ["approve"])) + len(["reject", "details"])
+    settled = replace(after, status="approved", settled_at=_AT)
+    assert findings(*card(settled, of_flow("done", result="&" * 9999), None)) == []
+
+
+def _field_words(approval: Approval) -> list[str]:
+    return [each for each in words_of(approval) if each.startswith(("Field", "y", "… see the page"))]
 
 
 @pytest.mark.parametrize(
