@@ -62,6 +62,7 @@ _LONGEST_WAIT_S = 60.0
 
 _VIEWS: dict[ListName, View] = {"waits": "mine", "all": "all", "decided": "history"}
 _LISTS: dict[str, ListName] = {"": "waits", "mine": "asked", "all": "all"}
+_RECORDED = "✅ Your vote counts. What became of it cannot be shown now."
 _NOT_IN_TIME = "This could not be confirmed in time. Please send it again in a moment: twice is once."
 
 
@@ -244,14 +245,31 @@ class Desk:
         """Put that page in the place of a list, with what a press has done."""
 
         async def replace() -> None:
-            text, blocks = await self._list(visitor, turn, results)
-            if not await answered(respond, text=text, blocks=blocks, replace_original=True) and results:
-                # The list cannot be replaced any more; what a press did is told all the same.
-                came = await self._came(visitor)
-                said = await on_pool(self._pool, lambda conn: _outcomes(conn, came, results))
-                await self._door.note(None, visitor.user_id, "\n".join(said))
+            # What a press did is told, whether or not the list can be looked up, or replaced.
+            try:
+                text, blocks = await self._list(visitor, turn, results)
+            except (FlowError, *AWAY, *SLACK_AWAY) as exc:
+                log.warning("a list was not shown anew: %s: %s", type(exc).__name__, str(exc).strip())
+                await self._tell(respond, visitor, results)
+                return
+            if not await answered(respond, text=text, blocks=blocks, replace_original=True):
+                await self._tell(None, visitor, results)
 
         self._spawn(replace())
+
+    async def _tell(
+        self, respond: AsyncRespond | None, visitor: Visitor, results: Sequence[tuple[str, str | None]]
+    ) -> None:
+        """Say what their presses have done, without the list that they pressed in."""
+        if not results:
+            return
+        came = await self._came(visitor)
+        try:
+            said = await on_pool(self._pool, lambda conn: _outcomes(conn, came, results))
+        except AWAY as exc:
+            log.warning("what a press did is told without its request: %s", str(exc).strip())
+            said = [f"⚠️ {escape(note)}" if note else _RECORDED for _, note in results]
+        await self._door.note(respond, visitor.user_id, "\n".join(said))
 
     # Who decides for whom
 
