@@ -280,7 +280,7 @@ class Desk:
         asked = parse_away(rest)
         await self._own_team.check_delegate(asked.to)
         zone = await self._zone(visitor)
-        until = delegations.parse_until(asked.until, now=datetime.now(UTC), zone=zone)
+        until = delegations.parse_until(asked.until, now=datetime.now(UTC), zone=zone or UTC)
 
         async def write(conn: Connection) -> delegations.Delegation:
             async with conn.transaction():
@@ -288,7 +288,7 @@ class Desk:
 
         made = await on_pool(self._pool, write)
         self._spawn(self._tell_delegate(made))
-        return away_note(made, str(zone))
+        return away_note(made, str(zone) if zone else None)
 
     async def _tell_delegate(self, made: delegations.Delegation) -> None:
         if why_not := await tell_delegate(self._client, made):
@@ -303,14 +303,19 @@ class Desk:
 
         return back_note(held=await on_pool(self._pool, write))
 
-    async def _zone(self, visitor: Visitor) -> ZoneInfo:
-        """Where their days end, as far as Slack says so in time."""
+    async def _zone(self, visitor: Visitor) -> ZoneInfo | None:
+        """Where their days end; None if Slack does not know it. Raises FlowError if it does not say in time."""
         try:
             async with asyncio.timeout(_ZONE_TIMEOUT_S):
                 answer = await self._client.users_info(user=visitor.user_id)
-            return ZoneInfo(as_text(as_dict(answer.get("user")).get("tz")) or "UTC")
-        except (*SLACK_AWAY, KeyError, ValueError):
-            return ZoneInfo("UTC")
+        except SLACK_AWAY as exc:
+            log.warning("Slack does not say in which time zone somebody is: %s: %s", type(exc).__name__, exc)
+            raise FlowError("Slack did not say in which time zone you are: try again in a moment") from exc
+        name = as_text(as_dict(answer.get("user")).get("tz"))
+        try:
+            return ZoneInfo(name) if name else None
+        except (KeyError, ValueError, OSError):
+            return None
 
     # Filing
 
