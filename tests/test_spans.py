@@ -40,7 +40,7 @@ from tests.local_slack import BOT_TOKEN, CHANNEL, SIGNING_SECRET
 from tests.model_server import FaultyModel, advice, content
 from tests.people import ALICE, ANN, POLICY, YES, start_claim
 from tests.processes import end_of, start_process
-from tests.rows import all_rows, until, until, value
+from tests.rows import all_rows, until, value
 from tests.services import QuietSlack
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
