@@ -12,6 +12,7 @@ LONGEST_ANSWER bytes, raises an httpx.TransportError; one that is compressed, wh
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
@@ -28,7 +29,6 @@ _NO_TIMEOUT = httpx.Timeout(None)
 
 
 def client() -> httpx.Client:
-    """For a thread without an event loop."""
     return httpx.Client(timeout=_NO_TIMEOUT, headers=_HEADERS, transport=_Transport())
 
 
@@ -37,13 +37,14 @@ def async_client() -> httpx.AsyncClient:
 
 
 class _Transport(httpx.BaseTransport):
-    """Each call has an event loop of its own: nothing else cuts a call off wherever it is.
+    """Each call has an event loop of its own, in a thread of its own: nothing else cuts a call off wherever it is.
 
     Only a look-up of the host that is under way is waited for, as long as the system's own takes.
     """
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        return asyncio.run(self._call(request))
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            return pool.submit(lambda: asyncio.run(self._call(request))).result()
 
     async def _call(self, request: httpx.Request) -> httpx.Response:
         async with _AsyncTransport() as transport:

@@ -39,10 +39,10 @@ async def post(url: str, *, is_async: bool) -> httpx.Response:
     if is_async:
         async with outside.async_client() as http:
             return await http.post(url, json={}, headers=KEY)
-    return await asyncio.to_thread(post_in_a_thread, url)
+    return await asyncio.to_thread(post_sync, url)
 
 
-def post_in_a_thread(url: str) -> httpx.Response:
+def post_sync(url: str) -> httpx.Response:
     with outside.client() as http:
         return http.post(url, json={}, headers=KEY)
 
@@ -70,6 +70,11 @@ async def test_what_is_not_public_is_not_asked(service: Outside, host: str, is_a
     with pytest.raises(ForbiddenAddress, match="not a public address"):
         await post(f"http://{host}:{service.port}/hook", is_async=is_async)
     assert service.asked == []
+
+
+async def test_a_sync_client_may_be_used_where_an_event_loop_runs() -> None:
+    with pytest.raises(ForbiddenAddress):
+        post_sync("http://127.0.0.1:1/")
 
 
 async def test_a_name_with_one_address_that_is_not_public_is_not_asked(
