@@ -368,11 +368,16 @@ def _split(flows: Sequence[str]) -> tuple[list[str], list[str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Due:
-    """A thread that wants to be driven. `overdue`: somebody holds it for longer than a drive may take."""
+    """A thread that wants to be driven. `holder`: the backend pid of the session that holds it, if any; `overdue`: for
+    longer than a drive may take."""
 
     thread_id: str
-    held: bool
+    holder: int | None
     overdue: bool
+
+    @property
+    def held(self) -> bool:
+        return self.holder is not None
 
 
 # The session that holds the lock of thread t, if any, and whether it overstays: a drive by when it was taken, and a
@@ -393,7 +398,7 @@ async def due_threads(conn: Connection, *, flows: Sequence[str], drive_timeout_s
     """What is due now of these flows (their keys), oldest first, and who of it is held."""
     names, versions = _split(flows)
     rows = await conn.execute(
-        f"SELECT t.thread_id, l.pid IS NOT NULL AS held, coalesce({_OVERSTAYS}, false) AS overdue"
+        f"SELECT t.thread_id, l.pid AS holder, coalesce({_OVERSTAYS}, false) AS overdue"
         " FROM (SELECT due.* FROM unnest(%(names)s::text[], %(versions)s::text[]) AS ours (flow, flow_version),"
         " LATERAL (SELECT thread_id, due_at, driver_pid, driven_at FROM threads WHERE threads.flow = ours.flow"
         # No clock_timestamp() here: the index could not be asked for it, and all that is put off would be read.
@@ -408,7 +413,8 @@ async def due_threads(conn: Connection, *, flows: Sequence[str], drive_timeout_s
 async def evict_driver(conn: Connection, thread_id: str, *, drive_timeout_s: float) -> bool:
     """End the session of a driver that overstayed; its lock and its pen go with it.
 
-    One statement matches lock, pid and time, so a driver that has finished meanwhile is never hit.
+    One statement matches lock, pid and time, so a driver that has finished meanwhile is never hit. Raises
+    psycopg.errors.InsufficientPrivilege for a session of a role that is not ours to end.
     """
     row = await (
         await conn.execute(
