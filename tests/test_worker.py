@@ -76,3 +76,16 @@ async def test_a_driver_that_overstays_and_cannot_be_cut_off_holds_up_no_other_t
     [said] = caplog.messages
     assert said.startswith("thread held: its driver overstays 60 s and cannot be cut off: ")
     assert f"pg_terminate_backend({conn.info.backend_pid})" in said
+
+
+async def test_a_hundred_drives_under_way_hide_no_thread_that_nobody_drives(
+    conn: Connection, database_url: str
+) -> None:
+    """A thread that is driven for the first time is as due as it was."""
+    for number in range(100):
+        await start_claim(conn, f"held-{number}", "20")
+    await start_claim(conn, "free", "20")
+    held = "SELECT count(pg_advisory_lock(hashtextextended(thread_id, 0))) FROM threads WHERE thread_id <> 'free'"
+    assert await value(conn, held) == 100
+    await Worker(database_url, drive_timeout_s=60, stand_by=1, keep=KEEP).run_once()
+    assert await value(conn, "SELECT array_agg(thread_id) FROM threads WHERE status = 'paid'") == ["free"]
