@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from flow import mails
 from flow.database import Connection
 
 # Ten thousand that wait need somebody, whatever the rest is.
@@ -104,7 +105,8 @@ async def _threads(conn: Connection) -> list[Figure]:
 _WAITING = {
     "slack": "(SELECT kind, coalesce(waits_since, due_at) AS since FROM notices WHERE due_at IS NOT NULL"
     " LIMIT %(most)s)",
-    "mail": "(SELECT 'mail', coalesce(mailed_at, made_at) FROM links WHERE mail_due_at IS NOT NULL LIMIT %(most)s)",
+    "mail": "(SELECT 'mail', coalesce(l.mailed_at, l.made_at) FROM links l JOIN approvals a USING (interrupt_id)"
+    f" WHERE l.mail_due_at IS NOT NULL AND {mails.WANTED} LIMIT %(most)s)",
     "webhooks": "(SELECT 'webhook', e.created_at FROM webhook_endpoints w JOIN webhook_deliveries d ON d.endpoint ="
     " w.name JOIN events e ON e.id = d.event_id WHERE d.due_at IS NOT NULL AND w.turned_off_at IS NULL LIMIT %(most)s)",
 }

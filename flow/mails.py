@@ -24,6 +24,12 @@ LEASE_S = 60.0
 # Most of a day, with the back-off of whoever sends.
 MAX_ATTEMPTS = 15
 
+# Link l of approval a is still good for something; else nobody is mailed, and nothing waits or has failed.
+WANTED = (
+    "l.used_at IS NULL AND l.revoked_at IS NULL AND a.status = 'pending'"
+    " AND (a.expires_at IS NULL OR a.expires_at > clock_timestamp())"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mail:
@@ -74,8 +80,7 @@ async def lease_mail(conn: Connection) -> Mail | None:
     row = await (
         await conn.execute(
             "WITH next AS (SELECT l.id FROM links l JOIN approvals a USING (interrupt_id)"
-            " WHERE l.mail_due_at <= statement_timestamp() AND l.used_at IS NULL AND l.revoked_at IS NULL"
-            " AND a.status = 'pending' AND (a.expires_at IS NULL OR a.expires_at > clock_timestamp())"
+            f" WHERE l.mail_due_at <= statement_timestamp() AND {WANTED}"
             " ORDER BY l.mail_due_at LIMIT 1 FOR UPDATE OF l SKIP LOCKED)"
             " UPDATE links l SET mail_attempt = l.mail_attempt + 1,"
             " tokens_sha256 = l.tokens_sha256 || %(digest)s::bytea,"
@@ -120,9 +125,9 @@ async def mark_mail_failed(conn: Connection, mail: Mail, error: str) -> None:
 
 
 async def retry_mails(conn: Connection) -> int:
-    """Make every mail that failed due again; how many."""
+    """Make every mail that failed, and whose link is still good for something, due again; how many."""
     rows = await conn.execute(
-        "UPDATE links SET mail_due_at = clock_timestamp()"
-        " WHERE mail_due_at IS NULL AND mail_error IS NOT NULL AND used_at IS NULL AND revoked_at IS NULL"
+        "UPDATE links l SET mail_due_at = clock_timestamp() FROM approvals a WHERE a.interrupt_id = l.interrupt_id"
+        f" AND l.mail_due_at IS NULL AND l.mail_error IS NOT NULL AND {WANTED}"
     )
     return rows.rowcount
