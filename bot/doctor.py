@@ -13,10 +13,11 @@ from bot.doctor_slack import slack_findings
 from bot.findings import Finding
 from bot.otlp import body_of, targets_of
 from bot.traces_out import http_session, post
-from flow import audit, deliveries, exports, notices, retention
+from flow import audit, deliveries, exports, mails, notices, retention
 from flow.assess import Unanswered, adviser_of
 from flow.database import check_locks, connect, database_url, ensure_schema
 from flow.errors import FlowError
+from flow.figures import MOST
 from flow.log import hider, secrets_of
 from flow.model import Claim
 from flow.policy import LIMITS, policy_of
@@ -55,6 +56,8 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
             yield finding
         if settings.slack_is_on:
             yield await _notices(url)
+        if settings.smtp_url is not None:
+            yield await _mails(url)
     yield await _flows()
     if not settings.many_workspaces:
         yield _policy(settings)
@@ -181,6 +184,17 @@ async def _notices(url: str) -> Finding:
     error = f"; the last error: {late.error}" if late.error else "; nobody has tried: no bot runs"
     fix = "mend what the error says, have `serve` or `bot` run, then `claim_flow.py deliver`"
     return Finding(what="messages", ok=False, found=found + error, fix=fix)
+
+
+async def _mails(url: str) -> Finding:
+    async with await connect(url, "door") as conn:
+        failed = await mails.failed_mails(conn, most=MOST)
+    if not failed:
+        return Finding(what="mails", ok=True, found="none failed")
+    first = failed[0]
+    found = f"{len(failed)} failed for good; the first, of thread {first.thread_id} to {first.address}: {first.error}"
+    fix = "mend what the error says, then `claim_flow.py deliver`; or bring them a link (`claim_flow.py link`)"
+    return Finding(what="mails", ok=False, found=found, fix=fix)
 
 
 async def _flows() -> Finding:

@@ -127,7 +127,9 @@ async def _notices(conn: Connection, *, slack: bool, mail: bool) -> list[Figure]
         "SELECT kind, count(*) FROM (SELECT kind FROM notices WHERE status = 'failed' LIMIT %s) failed GROUP BY kind",
         (MOST,),
     )
-    refused = await rows.fetchall()
+    refused = {(row["kind"],): row["count"] for row in await rows.fetchall()}
+    if mail:
+        refused["mail",] = len(await mails.failed_mails(conn, most=MOST))
     return [
         Figure(
             name="claim_flow_waiting_notices",
@@ -143,9 +145,10 @@ async def _notices(conn: Connection, *, slack: bool, mail: bool) -> list[Figure]
         ),
         Figure(
             name="claim_flow_refused_notices",
-            help=f"What Slack refuses to show until somebody mends it and says `deliver` (at most {MOST}).",
+            help="What is not sent any more, since it was refused, until somebody mends it and says `deliver`"
+            f" (at most {MOST} of Slack's, and mails of the oldest {MOST} requests that wait).",
             labels=("kind",),
-            values={(kind,): 0.0 for kind in kinds[0]} | {(row["kind"],): row["count"] for row in refused},
+            values={(kind,): 0.0 for kind in kinds[0]} | refused,
         ),
     ]
 

@@ -30,6 +30,8 @@ WANTED = (
     " AND (a.expires_at IS NULL OR a.expires_at > clock_timestamp())"
 )
 
+_FAILED = f"l.mail_due_at IS NULL AND l.mail_error IS NOT NULL AND {WANTED}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mail:
@@ -42,6 +44,15 @@ class Mail:
     token: str
     request: dict[str, Any]
     attempt: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedMail:
+    """One that is not tried again until somebody says `deliver`, though its link is still good for something."""
+
+    thread_id: str
+    address: str
+    error: str
 
 
 async def ask_by_mail(conn: Connection, approval: Approval, names: Collection[str]) -> None:
@@ -124,10 +135,23 @@ async def mark_mail_failed(conn: Connection, mail: Mail, error: str) -> None:
             await raise_alarm(conn, mail.thread_id)
 
 
+async def failed_mails(conn: Connection, *, most: int) -> list[FailedMail]:
+    """Those that failed, of the `most` oldest requests that wait. By index, however many links there are."""
+    rows = await conn.execute(
+        "SELECT a.thread_id, l.address, l.error FROM (SELECT * FROM approvals WHERE status = 'pending'"
+        " ORDER BY requested_at, interrupt_id DESC LIMIT %s) a"
+        # With an OFFSET it cannot become a join of two whole tables.
+        " CROSS JOIN LATERAL (SELECT substr(l.person, 6) AS address, l.mail_error AS error FROM links l"
+        f" WHERE l.interrupt_id = a.interrupt_id AND {_FAILED} ORDER BY l.id OFFSET 0) l",
+        (most,),
+    )
+    return [FailedMail(**row) for row in await rows.fetchall()]
+
+
 async def retry_mails(conn: Connection) -> int:
     """Make every mail that failed, and whose link is still good for something, due again; how many."""
     rows = await conn.execute(
         "UPDATE links l SET mail_due_at = clock_timestamp() FROM approvals a WHERE a.interrupt_id = l.interrupt_id"
-        f" AND l.mail_due_at IS NULL AND l.mail_error IS NOT NULL AND {WANTED}"
+        f" AND {_FAILED}"
     )
     return rows.rowcount

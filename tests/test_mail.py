@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from decimal import Decimal
 from pathlib import Path
@@ -10,8 +11,11 @@ from urllib.parse import quote
 
 import psycopg
 import pytest
+from pydantic import SecretStr
 
 from bot import blocks
+from bot.doctor import examine
+from bot.findings import Finding
 from bot.mail import Mailer, MailServer, message_of
 from flow import links, mails
 from flow.approvals import approval_of, decide
@@ -23,6 +27,7 @@ from flow.mails import Mail
 from flow.model import Verdict
 from flow.notices import failures_of
 from flow.policy import Rule, Tier, Tiers
+from flow.settings import Settings
 from flow.threads import thread_of
 from tests.asking import REFUND, put
 from tests.browsing import Visitor, pages_in_process
@@ -266,6 +271,36 @@ async def test_a_mail_that_waits_counts_as_long_as_somebody_needs_it(conn: Conne
     assert (count, oldest_s) == (1, pytest.approx(3600, abs=60))
     await decide(conn, interrupt_id, ANN, YES)
     assert await waiting_mails(conn) == (0, 0)
+
+
+async def test_a_mail_that_failed_for_good_is_told_until_nobody_needs_it(
+    smtp: SmtpServer, mailer: Mailer, conn: Connection, database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings(
+        database_url=SecretStr(database_url),
+        smtp_url=SecretStr(smtp.url),
+        mail_from="claims@example.com",
+        public_url="https://claims.example.com",
+    )
+
+    async def told() -> tuple[float, Finding]:
+        named = {figure.name: figure.values for figure in await figures(conn, slack=False, mail=True)}
+        [found] = [each async for each in examine(settings) if each.what == "mails"]
+        return named["claim_flow_refused_notices"]["mail",], found
+
+    interrupt_id = await ask(conn, tier=BY_MAIL)
+    assert await told() == (0, Finding(what="mails", ok=True, found="none failed"))
+    smtp.bounces = {MARY}
+    assert await mailer.sweep(conn) == (1, 1)
+    count, found = await told()
+    assert (count, found.ok) == (1, False)
+    assert found.found.startswith(f"1 failed for good; the first, of thread t1 to {MARY}: SMTPRecipientsRefused: ")
+    assert "claim_flow.py deliver" in found.fix
+    [said] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert f"thread t1: the mail to {MARY} failed for good: " in said.message
+    # Somebody brings her a link.
+    await links.make_link(conn, await approval_of(conn, interrupt_id), mail_person(MARY), by="cli:ann", with_code=False)
+    assert (await told())[0] == 0
 
 
 async def test_a_mail_that_failed_is_not_sent_again_once_the_request_is_decided(
