@@ -108,7 +108,12 @@ _WAITING = {
     "mail": "(SELECT 'mail', coalesce(l.mailed_at, l.made_at) FROM links l JOIN approvals a USING (interrupt_id)"
     f" WHERE l.mail_due_at IS NOT NULL AND {mails.WANTED} LIMIT %(most)s)",
     "webhooks": "(SELECT 'webhook', e.created_at FROM webhook_endpoints w JOIN webhook_deliveries d ON d.endpoint ="
-    " w.name JOIN events e ON e.id = d.event_id WHERE d.due_at IS NOT NULL AND w.turned_off_at IS NULL LIMIT %(most)s)",
+    " w.name JOIN events e ON e.id = d.event_id WHERE d.due_at IS NOT NULL AND w.turned_off_at IS NULL LIMIT %(most)s)"
+    # Not spread yet, and nobody does it if no process has the endpoint in its settings.
+    " UNION ALL (SELECT 'webhook', e.created_at FROM webhook_endpoints w CROSS JOIN LATERAL ("
+    "(SELECT created_at FROM events WHERE position > w.position ORDER BY position LIMIT %(most)s) UNION ALL"
+    " (SELECT created_at FROM events WHERE position IS NULL ORDER BY id LIMIT %(most)s)) e"
+    " WHERE w.turned_off_at IS NULL LIMIT %(most)s)",
 }
 
 
@@ -128,6 +133,12 @@ async def _notices(conn: Connection, *, slack: bool, mail: bool) -> list[Figure]
         (MOST,),
     )
     refused = {(row["kind"],): row["count"] for row in await rows.fetchall()}
+    dead = await _one(
+        conn,
+        "SELECT count(*) + (SELECT count(*) FROM webhook_endpoints WHERE turned_off_at IS NOT NULL) AS count"
+        " FROM (SELECT FROM webhook_deliveries WHERE status = 'dead' LIMIT %s) dead",
+    )
+    refused["webhook",] = dead["count"]
     if mail:
         refused["mail",] = len(await mails.failed_mails(conn, most=MOST))
     return [
@@ -145,8 +156,9 @@ async def _notices(conn: Connection, *, slack: bool, mail: bool) -> list[Figure]
         ),
         Figure(
             name="claim_flow_refused_notices",
-            help="What is not sent any more, since it was refused, until somebody mends it and says `deliver`"
-            f" (at most {MOST} of Slack's, and mails of the oldest {MOST} requests that wait).",
+            help="What is not sent any more, since it was refused, until somebody mends it and says `deliver`; for"
+            " webhooks dead letters and endpoints that are off, until `webhooks resend`"
+            f" (at most {MOST} of each, and mails of the oldest {MOST} requests that wait).",
             labels=("kind",),
             values={(kind,): 0.0 for kind in kinds[0]} | refused,
         ),
