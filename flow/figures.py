@@ -132,7 +132,7 @@ async def _notices(conn: Connection, *, slack: bool, mail: bool) -> list[Figure]
         "SELECT kind, count(*) FROM (SELECT kind FROM notices WHERE status = 'failed' LIMIT %s) failed GROUP BY kind",
         (MOST,),
     )
-    refused = {(row["kind"],): row["count"] for row in await rows.fetchall()}
+    refused: dict[tuple[str, ...], float] = {(row["kind"],): row["count"] for row in await rows.fetchall()}
     dead = await _one(
         conn,
         "SELECT count(*) + (SELECT count(*) FROM webhook_endpoints WHERE turned_off_at IS NOT NULL) AS count"

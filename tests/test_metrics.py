@@ -351,7 +351,7 @@ async def test_an_event_that_no_endpoint_gets_is_told_wherever_it_stopped(conn: 
     assert await webhooks(conn) == (0, 0, 0)
     await ask_somebody(conn, "t1")
     await conn.execute("UPDATE events SET created_at = created_at - interval '1 hour' WHERE thread_id = 't1'")
-    an_hour = pytest.approx(3600, abs=60)
+    an_hour: Any = pytest.approx(3600, abs=60)
     # No process that knows of the endpoint runs: the event has no position, then one.
     assert await webhooks(conn) == (1, an_hour, 0)
     await give_positions(conn)
