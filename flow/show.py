@@ -85,8 +85,7 @@ class Story:
         """What it is about, in a few words: the amount, or whatever else its flow asked."""
         if self.thread.flow == CLAIM_FLOW:
             return self.amount
-        asked = self.approval and question_of(self.approval.request)
-        about = f": {asked.title}" if asked else ""
+        about = f": {_in_short(question_of(self.approval.request))}" if self.approval else ""
         return f"{self.thread.flow}{about}"
 
 
@@ -118,7 +117,7 @@ def in_words(story: Story) -> str:
     if thread.status == "done":
         return f"{head} is done: {visible(json.dumps(thread.result, ensure_ascii=False))}"
     if thread.status == "waiting" and len(story.pending) > 1:
-        each = [f"  {one.interrupt_id}  {visible(question_of(one.request).title)}" for one in story.pending]
+        each = [f"  {one.interrupt_id}  {visible(_in_short(question_of(one.request)))}" for one in story.pending]
         choose = f"  decide     uv run claim_flow.py resume --thread {thread.thread_id} --interrupt ID --approve"
         return "\n".join([f"{head} is waiting for {len(each)} approvals", *each, choose])
     if thread.status == "waiting" and approval is not None:
@@ -296,6 +295,10 @@ def in_time(lasted: timedelta) -> str:
         if seconds >= size:
             return f"{seconds // size} {large} {seconds % size // unit} {small}"
     return f"{seconds // 60} min {seconds % 60} s"
+
+
+def _in_short(question: Question) -> str:
+    return f"{question.amount} {question.currency}: {question.title}" if question.amount else question.title
 
 
 def _add_question(row: Callable[[str, object], None], question: Question) -> None:

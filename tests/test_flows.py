@@ -25,6 +25,7 @@ from flow.database import Connection, connect
 from flow.drive import drive
 from flow.errors import DriveFailed, SettingError, ThreadExists
 from flow.flows import Flows
+from flow.show import in_words, stories_of
 from flow.threads import insert_thread, settle_flows, thread_of
 from tests.command import ROOT, Terminal, worker
 from tests.driving import renamed, run
@@ -210,6 +211,26 @@ async def test_the_command_line_asks_which_of_several_is_meant(
     assert (refused.code, "say which with --interrupt" in refused.err) == (1, True)
     assert all(interrupt_id in refused.err for interrupt_id in (await pending(conn)).values())
     assert await value(conn, "SELECT count(*) FROM decisions") == 0
+
+
+async def test_whoever_decides_at_the_command_line_is_told_the_amount(conn: Connection) -> None:
+    def build() -> StateGraph[Any, Any, Any, Any]:
+        graph = StateGraph(State)
+        for name in ("Refund", "Fee"):
+            graph.add_node(name, lambda _, name=name: {"said": [ask(Request(title=name, amount="98", currency="EUR"))]})
+            graph.add_edge(START, name)
+        return graph
+
+    flows = Flows([flow := flow_of(build)])
+    await begin(conn, flow)
+    await run(conn, flows)
+    [story] = await stories_of(conn, [await thread_of(conn, "t1")])
+    _, *each, _ = in_words(story).splitlines()
+    assert sorted(line.split("  ")[-1] for line in each) == ["98.00 EUR: Fee", "98.00 EUR: Refund"]
+    await decide(conn, (await pending(conn))["Refund"], ANN, YES)
+    await run(conn, flows)
+    [story] = await stories_of(conn, [await thread_of(conn, "t1")])
+    assert in_words(story).startswith("t1: test: 98.00 EUR: Fee is waiting for approval\n")
 
 
 async def test_a_subgraph_may_ask(conn: Connection) -> None:

@@ -169,9 +169,9 @@ BUGS = [
     ),
     Bug(
         name="the flow is resumed without an interrupt id",
-        file="flow/drive.py",
-        old="return await run.on(Command(resume=answers)) if answers else state",
-        new="return await run.on(Command(resume=next(iter(answers.values())))) if answers else state",
+        file="flow/run.py",
+        old="return Command(resume=answers) if",
+        new="return Command(resume=next(iter(answers.values()))) if",
         tests="test_drive.py test_drive_hazards.py",
     ),
     Bug(
@@ -212,15 +212,15 @@ BUGS = [
     Bug(
         name="a key that may be forgotten is used again",
         file="flow/payments.py",
-        old="must = payment.attempts > 1 and ages.payment_s > remembered_s",
+        old="must = payment.attempts > 1 and before.payment_s > remembered_s",
         new="must = payment.attempts > 100",
         tests="test_payments.py",
     ),
     Bug(
         name="an order that may be on its way is taken for lost",
         file="flow/payments.py",
-        old="ages.asked_s < provider.timeout_s + _BOOKED_WITHIN_S",
-        new="ages.asked_s < 0",
+        old="before.asked_s < provider.timeout_s + _BOOKED_WITHIN_S",
+        new="before.asked_s < 0",
         tests="test_payments.py",
     ),
     Bug(
