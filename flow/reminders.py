@@ -1,7 +1,7 @@
 """Reminders: of a request that nobody has decided yet, at the hours in which people work.
 
-Each is one row's due time. However long nobody looked at it, an overdue reminder is one reminder, and it waits for those
-hours, too.
+Each is one row's due time. However long nobody looked at it, an overdue reminder is one reminder, and it waits for
+those hours, too.
 """
 
 from __future__ import annotations
