@@ -3,6 +3,7 @@ is tried again goes on where it was stopped."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -11,14 +12,14 @@ from bot import outlet
 from bot.deliver import Deliverer
 from flow import notices
 from flow.approvals import decide
-from flow.database import Connection
+from flow.database import Connection, connect
 from flow.policy import Tier
 from tests.block_kit import SETTLED, WAITING, buttons_of
 from tests.delivering import deliverer_at
 from tests.fault_proxy import FaultProxy
 from tests.local_slack import LocalSlack, skip_reason
 from tests.people import YES, ask, slack_person
-from tests.rows import all_rows, value
+from tests.rows import all_rows, until, value
 
 pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=skip_reason() or "")
 
@@ -186,3 +187,24 @@ async def test_nobody_is_told_twice_because_slack_takes_fewer_messages_a_minute_
     await tell(conn, interrupt_id, "t1")
     await minutes_until_told(conn, deliverer)
     assert await replies(slack) == [2] * len(PEOPLE)
+
+
+async def test_what_a_deliverer_wrote_after_its_lease_was_lost_is_put_right(
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, database_url: str
+) -> None:
+    interrupt_id = await asked_of_all(conn)
+    await deliverer.sweep(conn)
+    await decide(conn, interrupt_id, slack_person(PEOPLE[0], "First"), YES)
+    async with deliverer_at(proxy) as late, await connect(database_url, "door") as other:
+        async with conn.transaction():
+            await conn.execute("LOCK TABLE messages")
+            writing = asyncio.create_task(late.sweep(other))
+            # It knows what the card is to show, and not yet where that stands.
+            await until(lambda: value(conn, "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted"))
+            await decide(conn, interrupt_id, slack_person(PEOPLE[1], "Second"), YES)
+            await conn.execute("UPDATE notices SET due_at = clock_timestamp() WHERE kind = 'card'")
+            assert await deliverer.sweep(conn) == (1, 0)
+            assert await cards(slack) == [[SETTLED]] * len(PEOPLE)
+        await writing
+        await deliverer.sweep(conn)
+    assert await cards(slack) == [[SETTLED]] * len(PEOPLE)
