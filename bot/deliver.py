@@ -186,7 +186,7 @@ class Deliverer:
             await self._refused(outlet, conn, notice, recorder, exc)
         except PlaceRefused as exc:
             await self._refused(outlet, conn, notice, recorder, exc.cause, place=exc.place)
-        except (ArithmeticError, KeyError, TypeError, ValueError) as exc:
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as exc:
             # A request that we cannot show, or an answer that we cannot read, must not keep the others waiting.
             log.exception("thread %s: its %s cannot be shown", notice.thread_id, notice.kind)
             why = f"it cannot be shown: {type(exc).__name__}: {exc}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -107,8 +107,7 @@ class Outlet:
         # Nobody is shown anew what is settled, nor where somebody has put in a place past us; what was perhaps shown is
         # looked for.
         if approval.is_open or notice.ambiguous:
-            stood_in = await standing_in_for(conn, approval) if approval.post_to != "channel" else []
-            for place in await self._places.of(approval, stood_in):
+            async for place in self._places_of(conn, approval):
                 with refusals.of(place or self.channel):
                     copies += await self._fill(conn, notice, approval, place, copies, text=text, blocks=shown)
             if not copies and approval.post_to == "direct":
@@ -117,6 +116,17 @@ class Outlet:
                 with refusals.of(place or self.channel):
                     await self._fill(conn, notice, approval, place, copies, text=text, blocks=shown)
         refusals.raise_first()
+
+    async def _places_of(self, conn: Connection, approval: Approval) -> AsyncIterator[str]:
+        """Where its copies belong; last, as nobody else is to wait for what Slack says of them, those who decide for
+        somebody who is away."""
+        listed = await self._places.of(approval)
+        for place in listed:
+            yield place
+        if approval.post_to != "channel" and (stood_in := await standing_in_for(conn, approval)):
+            for place in await self._places.of_delegates(approval, stood_in):
+                if place not in listed:
+                    yield place
 
     async def _fill(
         self,
