@@ -5,7 +5,7 @@ Recovery is not a special path: a drive looks at the checkpoint and goes on from
     no checkpoint yet                      run from the start
     at an interrupt, no approval row yet   write the approval and its card
     at an interrupt, undecided             stop
-    at an interrupt, decided               resume it with the verdict, by its id
+    at an interrupt, decided               resume it with the verdict, by its id; run on, if its step has had it
     tasks left, none of them interrupted   run on
     no tasks left                          close the thread from its rows, or by the flow's result
 
@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import psycopg
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
-from langgraph.types import Command, Interrupt, StateSnapshot
+from langgraph.types import Interrupt, StateSnapshot
 from psycopg import errors
 
 from flow import notices, payments, threads
@@ -195,9 +195,7 @@ async def _step(
         answers = await _answers_or_wait(pen, run.flow, thread, state.interrupts)
         if answers is None:
             return "waiting"
-        if answers:
-            await run.check_answered()
-        return await run.on(Command(resume=answers)) if answers else state
+        return await run.on(await run.giving(state, answers)) if answers else state
     if state.tasks:
         return await run.on(None)
     if run.flow.pays:

@@ -84,9 +84,10 @@ async def intend(conn: Connection, thread_id: str, claim: Claim, provider: Provi
     )
     await conn.execute(
         "UPDATE payments SET attempts = attempts + 1,"
-        " asked_at = CASE WHEN attempts = 0 THEN clock_timestamp() ELSE asked_at END"
+        " asked_at = CASE WHEN attempts = 0 THEN clock_timestamp() ELSE asked_at END,"
+        " asked_of = CASE WHEN attempts = 0 THEN %s ELSE asked_of END"
         " WHERE thread_id = %s AND status = 'intended'",
-        (thread_id,),
+        (provider.address, thread_id),
     )
     payment = await _payment(conn, thread_id)
     if await inserted.fetchone():
@@ -198,8 +199,10 @@ async def give_up(conn: Connection, thread_id: str, reason: str) -> bool:
 
 
 async def _ask(pen: Pen, payment: Payment, order: Order, provider: Provider) -> str:
-    ages = await _ages(pen, payment)
-    reference = await _found_before(pen, payment, order, provider, ages)
+    before = await _before(pen, payment)
+    if payment.attempts > 1 and before.asked_of not in (None, provider.address):
+        raise CannotLookUp(f"it was sent the order as {before.asked_of}, and would now be asked as {provider.address}")
+    reference = await _found_before(pen, payment, order, provider, before)
     if reference is not None:
         return reference
     if payment.attempts > 1:
@@ -212,7 +215,7 @@ async def _ask(pen: Pen, payment: Payment, order: Order, provider: Provider) -> 
             raise
         # Whoever says no may never have seen the order before, which may have been paid.
         try:
-            reference = await _look_up(payment, order, provider, ages)
+            reference = await _look_up(payment, order, provider, before)
         except CannotLookUp as cannot:
             raise CannotLookUp(f"{cannot}; asked once more it said no ({exc})") from exc
         if reference is None:
@@ -220,18 +223,18 @@ async def _ask(pen: Pen, payment: Payment, order: Order, provider: Provider) -> 
         return reference
 
 
-async def _found_before(pen: Pen, payment: Payment, order: Order, provider: Provider, ages: _Ages) -> str | None:
+async def _found_before(pen: Pen, payment: Payment, order: Order, provider: Provider, before: _Before) -> str | None:
     """The reference of what was paid already; it is looked up where the key may be forgotten.
 
     Then only the provider's word that nothing was paid makes asking again safe.
     """
     remembered_s = provider.key_lifetime_s - _KEY_MARGIN_S
-    must = payment.attempts > 1 and ages.payment_s > remembered_s
+    must = payment.attempts > 1 and before.payment_s > remembered_s
     # A database that was restored has forgotten what was paid after its dump, but not the threads of before.
-    if not must and ages.thread_s <= max(remembered_s, _KEY_MARGIN_S):
+    if not must and before.thread_s <= max(remembered_s, _KEY_MARGIN_S):
         return None
     try:
-        return await _look_up(payment, order, provider, ages)
+        return await _look_up(payment, order, provider, before)
     except PaymentUnanswered:
         await _unsent(pen, payment)
         raise
@@ -241,16 +244,16 @@ async def _found_before(pen: Pen, payment: Payment, order: Order, provider: Prov
         return None
 
 
-async def _look_up(payment: Payment, order: Order, provider: Provider, ages: _Ages) -> str | None:
+async def _look_up(payment: Payment, order: Order, provider: Provider, before: _Before) -> str | None:
     """The reference of what was paid under the key; None if nothing was, and no order under it is on its way.
 
     Raises CannotLookUp and PaymentUnanswered.
     """
     with _attempt("look up", payment):
         reference = await provider.look_up(order)
-    if reference is None and payment.attempts > 1 and ages.asked_s < provider.timeout_s + _BOOKED_WITHIN_S:
+    if reference is None and payment.attempts > 1 and before.asked_s < provider.timeout_s + _BOOKED_WITHIN_S:
         raise PaymentUnanswered(
-            f"the provider knows of no payment, but was sent the order {ages.asked_s:.0f} s ago: it may be on its way"
+            f"the provider knows of no payment, but was sent the order {before.asked_s:.0f} s ago: it may be on its way"
         )
     return reference
 
@@ -266,27 +269,29 @@ def _attempt(what: str, payment: Payment) -> AbstractContextManager[Live]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ages:
-    """How long ago, in seconds, the payment was begun, its provider was last sent the order, and its thread began."""
+class _Before:
+    """How long ago, in seconds, the payment was begun, its provider was last sent the order, and its thread began; and
+    which address the order was sent to."""
 
     payment_s: float
     asked_s: float
     thread_s: float
+    asked_of: str | None
 
 
-async def _ages(pen: Pen, payment: Payment) -> _Ages:
+async def _before(pen: Pen, payment: Payment) -> _Before:
     async with pen.tx() as conn:
         row = await (
             await conn.execute(
                 "SELECT extract(epoch FROM now - p.intended_at)::float8 AS payment_s,"
                 " extract(epoch FROM now - coalesce(p.asked_at, p.intended_at))::float8 AS asked_s,"
-                " extract(epoch FROM now - t.created_at)::float8 AS thread_s"
+                " extract(epoch FROM now - t.created_at)::float8 AS thread_s, p.asked_of"
                 " FROM payments p JOIN threads t USING (thread_id), clock_timestamp() AS now WHERE p.thread_id = %s",
                 (payment.thread_id,),
             )
         ).fetchone()
     assert row is not None
-    return _Ages(**row)
+    return _Before(**row)
 
 
 # What a payment becomes.

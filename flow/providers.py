@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
 
 from flow.errors import FlowError, SettingError
 from flow.inputs import MAX_NAME, storable
@@ -52,8 +53,8 @@ class Provider(Protocol):
     """A payment provider outside.
 
     `key_lifetime_s`: how long it remembers a key, in seconds; 0 if it does not. `timeout_s`: how long its answer is
-    waited for. `answers_by_key`: whether a refusal is its word on the key, so that an order under it that was not
-    answered has paid nothing, either.
+    waited for. `address`: whom it asks, so that nobody else is asked under the same key. `answers_by_key`: whether a
+    refusal is its word on the key, so that an order under it that was not answered has paid nothing, either.
     """
 
     @property
@@ -64,6 +65,9 @@ class Provider(Protocol):
 
     @property
     def timeout_s(self) -> float: ...
+
+    @property
+    def address(self) -> str: ...
 
     @property
     def answers_by_key(self) -> bool: ...
@@ -89,8 +93,8 @@ class HttpProvider:
     Body: `{"amount": "250.00", "currency": "USD", "payee": "…", "thread": "t1"}`. A 2xx answer is a JSON object with
     the reference under `reference` or `id`. 4xx is a refusal, but for 401, which says that our token is wrong, and for
     408, 409, 425 and 429, which like 5xx and silence leave it open. Looking up is a GET of `lookup_url` with the same
-    header: 404 means that nothing was paid. A refusal may come from whatever stands before the service, and knows of no
-    key.
+    header; `"reference": null`, with 2xx or 404, says that nothing was paid. A refusal, and a 404 that does not say so,
+    may come from whatever stands before the service, and knows of no key.
     """
 
     url: str
@@ -100,6 +104,11 @@ class HttpProvider:
     lookup_url: str | None
     name: str = "http"
     answers_by_key: bool = False
+
+    @property
+    def address(self) -> str:
+        parts = urlsplit(self.url)
+        return f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
 
     async def pay(self, order: Order) -> str:
         body = {
@@ -126,11 +135,12 @@ class HttpProvider:
             status, answer = await self._call("GET", self.lookup_url, order, None)
         except PaymentUnsent as exc:
             raise PaymentUnanswered(str(exc)) from exc
-        if status == 404:
+        if (200 <= status < 300 or status == 404) and _says_nothing_was_paid(answer):
             return None
         if 200 <= status < 300:
             return _reference_in(answer)
-        raise PaymentUnanswered(f"the payment service answered {status} when it was asked about {order.key}")
+        asked = f"when it was asked about {order.key}"
+        raise PaymentUnanswered(f'the payment service answered {status}, without `"reference": null`, {asked}')
 
     async def _call(self, method: str, url: str, order: Order, body: dict[str, str] | None) -> tuple[int, Any]:
         import aiohttp
@@ -209,6 +219,10 @@ def _stripe_provider(settings: Settings) -> Provider:
         timeout_s=settings.payment_timeout,
         api_base=settings.stripe_api_base,
     )
+
+
+def _says_nothing_was_paid(answer: Any) -> bool:
+    return isinstance(answer, dict) and answer.get("reference", "") is None and not answer.get("id")
 
 
 def _reference_in(answer: Any) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.types import StateSnapshot
+from langgraph.types import Command, Interrupt, StateSnapshot
 
 from flow import effects, threads
 from flow.asking import PROGRESS
@@ -56,10 +56,19 @@ class Run:
         if last is not None and last.pending_writes:
             raise NodeGone
 
-    async def check_answered(self) -> None:
-        """The same for a question that was asked within an inner graph."""
-        if self._has_inner and _is_gone(await self._graph.aget_state(self._config, subgraphs=True)):
-            raise NodeGone
+    async def giving(self, state: StateSnapshot, answers: dict[str, Any]) -> Command[Any] | None:
+        """What gives the flow these answers, by their interrupt ids, when it is run on.
+
+        None: a step has had its answer, and failed after it. LangGraph has kept it, and would take it, given once more,
+        for the answer to the next question of that step, which nobody was asked. Raises NodeGone for a question that
+        was asked within an inner graph.
+        """
+        if self._has_inner:
+            state = await self._graph.aget_state(self._config, subgraphs=True)
+            if _is_gone(state):
+                raise NodeGone
+        given = _first_questions(state, self._saver.answered)
+        return Command(resume=answers) if given.isdisjoint(answers) else None
 
     def leaves_behind(self, state: StateSnapshot) -> bool:
         """Whether a branch beside those that ask has failed or was killed: it runs again before the thread waits.
@@ -132,6 +141,18 @@ class Run:
         self._progress_at = asyncio.get_running_loop().time() + _BETWEEN_PROGRESS_S
         async with self._pen.tx() as conn:
             await threads.keep_progress(conn, self._thread_id, done, total)
+
+
+def _first_questions(state: StateSnapshot, task_ids: Collection[str], within: str = "") -> set[str]:
+    """Interrupt ids of what these tasks asked first, in this graph and its inner ones."""
+    found: set[str] = set()
+    for task in state.tasks:
+        namespace = f"{within}{task.name}:{task.id}"
+        if task.id in task_ids:
+            found.add(Interrupt.from_ns(None, namespace).id)
+        if isinstance(task.state, StateSnapshot):
+            found |= _first_questions(task.state, task_ids, f"{namespace}|")
+    return found
 
 
 def _is_gone(state: StateSnapshot) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata
+from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata, CheckpointTuple
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.serde.types import RESUME
 
 from flow.errors import UnstorableState
 from flow.inputs import storable_value
@@ -39,11 +40,19 @@ class Saver(AsyncPostgresSaver):
     """On the pen's connection and under its lock.
 
     A step's results and its checkpoint are written side by side: whichever is first, it is refused in our words.
+    `answered` are the ids of tasks that were seen to have had an answer, and have not ended.
     """
 
     def __init__(self, pen: Pen) -> None:
         super().__init__(pen.conn, serde=Serializer())
         self.lock = pen.lock
+        self.answered: set[str] = set()
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        found = await super().aget_tuple(config)
+        pending = found.pending_writes if found is not None else None
+        self.answered |= {task_id for task_id, channel, _ in pending or () if channel == RESUME}
+        return found
 
     async def aput(
         self,

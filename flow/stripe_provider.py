@@ -24,7 +24,7 @@ from stripe.params import PaymentIntentCreateParams
 
 from flow.inputs import storable
 from flow.providers import CannotLookUp, Order, PaymentRefused, PaymentUnanswered, PaymentUnsent
-from flow.spans import span
+from flow.spans import address_of, span
 
 # Stripe's smallest units: https://docs.stripe.com/currencies#zero-decimal (UGX and ISK count hundredths there, although
 # they have none)
@@ -46,6 +46,10 @@ class StripeProvider:
     name: str = "stripe"
     key_lifetime_s: float = 86_400.0
     answers_by_key: bool = True
+
+    @property
+    def address(self) -> str:
+        return address_of(self.api_base) if self.api_base else "api.stripe.com"
 
     async def pay(self, order: Order) -> str:
         amount = minor_units(order.amount, order.currency)

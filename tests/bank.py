@@ -28,6 +28,8 @@ class Bank:
     # Keys that somebody asked about; so many of those questions are not answered.
     looked_up: list[str] = field(default_factory=list)
     look_up_faults: int = 0
+    # Whether whatever stands before it knows where it is, for those who look up.
+    is_found: bool = True
     faults: deque[Fault] = field(default_factory=deque)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     booked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -87,6 +89,8 @@ class Bank:
         if self.look_up_faults:
             self.look_up_faults -= 1
             return web.json_response({}, status=503)
+        if not self.is_found:
+            return web.Response(status=404, text="default backend - 404")
         reference = self._references.get(request.headers["Idempotency-Key"])
         return web.json_response({"reference": reference}, status=200 if reference else 404)
 

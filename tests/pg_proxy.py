@@ -123,6 +123,13 @@ class FaultingProxy(_Middleman):
         """How many connections have got as far as to ask something."""
         return sum(session.greeted for session in self._sessions)
 
+    @property
+    def unsprung(self) -> dict[str, list[int]]:
+        """How many round trips each drive of each thread was that no trap has hit."""
+        hit = {each.thread_id for each in self.sprung}
+        drives = {thread_id: drives for (thread_id, role), drives in self.asked.items() if role == "drive"}
+        return {thread_id: [*map(len, drives[thread_id])] for thread_id in drives.keys() - hit}
+
     def lay(self, thread_id: str, *traps: Trap | None) -> None:
         """Lay traps for the next connections that name this thread, one for each (None lets one drive through); and
         note what they ask."""

@@ -242,6 +242,42 @@ async def test_a_plain_interrupt_is_shown_as_json_and_answered_with_true_or_fals
     assert (await thread_of(conn, "t1")).result is said
 
 
+@pytest.mark.parametrize("within", [False, True], ids=["alone", "in an inner graph"])
+@pytest.mark.parametrize(("verdict", "said"), [(YES, True), (NO, False)])
+async def test_an_answer_after_which_a_node_failed_is_not_the_answer_to_its_next_question(
+    conn: Connection, verdict: Any, said: bool, within: bool
+) -> None:
+    """LangGraph keeps the answer with the failed step, and takes the same one again for the next that it is asked."""
+    failing = ["no route to host", "no route to host"]
+
+    def node(_: State) -> State:
+        shipped = interrupt({"ship": "A-17"})
+        if failing:
+            raise OSError(failing.pop())
+        return {"result": [shipped, interrupt({"refund": 5000})]}
+
+    def nested() -> StateGraph[Any, Any, Any, Any]:
+        graph = StateGraph(State)
+        graph.add_node("inner", one_node(node)().compile())
+        graph.add_edge(START, "inner")
+        return graph
+
+    flow = flow_of(
+        nested if within else one_node(node), describe=lambda asked: Request(title=next(iter(asked)), tier="support")
+    )
+    flows = Flows([flow])
+    await begin(conn, flow)
+    await run(conn, flows)
+    await decide(conn, (await pending(conn))["ship"], ANN, YES)
+    for _ in range(2):
+        with pytest.raises(DriveFailed, match="no route to host"):
+            await run(conn, flows)
+    assert await run(conn, flows) == "waiting"
+    await decide(conn, (await pending(conn))["refund"], ANN, verdict)
+    assert await run(conn, flows) == "over"
+    assert (await thread_of(conn, "t1")).result == [True, said]
+
+
 @pytest.mark.parametrize(("verdict", "said"), [(YES, True), (NO, False)])
 async def test_a_flow_may_describe_its_plain_interrupt_and_is_answered_as_before(
     conn: Connection, verdict: Any, said: bool

@@ -267,6 +267,42 @@ async def test_a_payment_that_was_begun_with_another_provider_is_left_to_a_perso
     assert len(bank.keys) == 1
 
 
+async def test_an_order_that_one_service_did_not_answer_is_not_sent_to_another(
+    conn: Connection, flows: Flows, bank: Bank
+) -> None:
+    bank.faults.append("lost")
+    with pytest.raises(DriveFailed):
+        await pay(conn, flows, provider_at(bank))
+    async with Bank() as another:
+        assert await pay(conn, flows, provider_at(another, can_look_up=True)) == "stuck"
+        assert (another.keys, another.looked_up) == ([], [])
+    assert (len(bank.paid), await status_of(conn)) == (1, "unknown")
+    assert "sent the order as 127.0.0.1:" in str((await payment_of(conn)).reason)
+
+
+async def test_an_order_that_never_left_may_be_sent_to_another_service(
+    conn: Connection, flows: Flows, bank: Bank
+) -> None:
+    away = HttpProvider(url="http://127.0.0.1:1/", token=None, timeout_s=2.0, key_lifetime_s=0, lookup_url=None)
+    with pytest.raises(DriveFailed, match="cannot be reached"):
+        await pay(conn, flows, away)
+    assert await pay(conn, flows, provider_at(bank)) == "over"
+    assert len(bank.paid) == 1
+
+
+async def test_what_a_gateway_does_not_find_was_not_looked_up(conn: Connection, flows: Flows, bank: Bank) -> None:
+    bank.faults.extend(["lost", 404])
+    bank.is_found = False
+    provider = provider_at(bank, can_look_up=True)
+    for why in ("no answer", "answered 404, without"):
+        with pytest.raises(DriveFailed, match=why):
+            await pay(conn, flows, provider)
+        await some_minutes_later(conn)
+    bank.is_found = True
+    assert await pay(conn, flows, provider) == "over"
+    assert (len(bank.paid), (await payment_of(conn)).reference, await status_of(conn)) == (1, "B-1", "paid")
+
+
 async def test_a_payment_that_may_have_been_made_is_unknown_whatever_fails_last(
     conn: Connection, flows: Flows, bank: Bank
 ) -> None:

@@ -728,6 +728,13 @@ BUGS = [
         tests="test_flows.py::test_a_thread_whose_version_is_not_here_is_left_alone_and_goes_on_when_it_is",
     ),
     Bug(
+        name="an answer is given once more to a step that failed after it",
+        file="flow/run.py",
+        old="return Command(resume=answers) if given.isdisjoint(answers) else None",
+        new="return Command(resume=answers)",
+        tests="test_flows.py",
+    ),
+    Bug(
         name="a slice ends inside a step",
         file="flow/run.py",
         old='elif mode == "tasks" and not within and moved and clock() >= self._until:',
