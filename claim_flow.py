@@ -610,8 +610,8 @@ def away(who: str | None, to: str | None, until: str | None, back: bool, workspa
                 text = f"nobody decides for {person.name} any more" if held else f"nobody decided for {person.name}"
                 _print_json({"person": person.key, "ended": held}) if as_json else click.echo(text)
                 return
-            now = datetime.now().astimezone()
-            end = delegations.parse_until(until, now=now, zone=now.tzinfo or UTC)
+            # In the machine's own zone, which tells summer time by the day that is meant.
+            end = delegations.parse_until(until, now=datetime.now(UTC), zone=None)
             made = await delegations.away(conn, person, to=delegate, until=end, made_by=user)
         _print_delegations([made], as_json=as_json, alone=True)
         async with _database(settings) as (_url, conn):

@@ -44,10 +44,11 @@ def parse_away(text: str) -> Away:
     return Away(to=mention[1], until=until)
 
 
-def away_note(made: Delegation, zone: str) -> str:
-    """Who decides until when, and what."""
+def away_note(made: Delegation, zone: str | None) -> str:
+    """Who decides until when, and what. `zone` is where the last day ends, if that is known."""
+    where = f" ({safe(zone, _NAME)} time)" if zone else ""
     return (
-        f"🌴 {who_of(made.delegate)} decides for you until {date(made.until)} ({safe(zone, _NAME)} time):"
+        f"🌴 {who_of(made.delegate)} decides for you until {date(made.until)}{where}:"
         " whatever lists you by your own id. What lists a user group that you are in stays with those who are in it."
     )
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from bot.answers import answer_in_words
 from bot.kit import (
+    CONFIRM,
     FIELD,
     HEADER,
     SECTION_TEXT,
@@ -26,9 +27,11 @@ from bot.kit import (
     cut,
     date,
     first_of,
+    fitted,
     fitting,
     is_hex,
     label,
+    length_of,
     mention,
     mrkdwn,
     one_line,
@@ -39,24 +42,32 @@ from bot.kit import (
 )
 from bot.outcomes import TAMPERED, asked_amount, decision_line, outcome_lines, progress_lines, title_of
 from bot.people import Asked
-from bot.questions import ending_of, has_form, question_blocks, subject_of
+from bot.questions import amount_of, ending_of, has_form, question_blocks, subject_of
 from flow.advice import advice_in_words
 from flow.model import Advice, Approval, Payment, Thread
 from flow.policy import is_member
 from flow.questions import Question, question_of
 from flow.text import visible
 
-# Our own: a card is read at a glance. Slack counts after escaping, which makes five characters of an "&".
+# Slack takes some 12,000 characters in all texts of a message, does not say how it counts them, and has refused 11,341:
+# https://github.com/slackapi/bolt-js/issues/2509 and https://github.com/slackapi/bolt-js/issues/2867
+_CARD = 10_000
+# Of these, kept free for what is yet to be said on it: the outcome (1,600), the answer and the reasons.
+_SAID = 4_100
+# What Slack asks back stands at each of the buttons.
+_ASKS = 1_500
+
+# Our own: a card is read at a glance.
 _NAME = 120
 _NOTE = 600
 # Fits beside its label.
 _SHORT_NOTE = 60
 _REASON = 300
-_REASONS = 10
+_REASONS = 5
 _MENTIONS = 20
 _ADVICE = 600
-_ANSWER = 2000
-_OUTCOME = 2000
+_ANSWER = 1000
+_OUTCOME = 1500
 _WHY = 500
 
 
@@ -97,36 +108,44 @@ def card(
         return _changed_past_us(approval, thread)
     question = question_of(approval.request)
     header = f"{title_of(approval, thread)}: {subject_in(approval)}"
+    last = [*_buttons(approval, question, public_url), _origin(approval)]
     if question.kind == "claim":
-        asked = _claim_blocks(approval, thread, advice)
+        first = [_header(header), *_claim_blocks(approval, thread, advice)]
         lines = outcome_lines(approval, thread, payment)
     else:
         header = subject_in(approval) if approval.status == "pending" else header
-        asked = [*facts_of(approval), *question_blocks(question)]
+        first = [_header(header), *facts_of(approval, amount_of(question))]
+        first += question_blocks(question, _CARD - _SAID - length_of([*first, *last]))
         lines = ending_of(approval, thread)
+    return _summary(approval, thread), [*first, *_said_blocks(approval, question, lines), *last]
+
+
+def _header(text: str) -> Block:
+    return {"type": "header", "text": told(text, HEADER)}
+
+
+def _said_blocks(approval: Approval, question: Question, lines: list[str]) -> list[Block]:
+    """The decisions, what came of them, what was answered, and why: at most `_SAID` characters."""
+    blocks: list[Block] = []
     lines = [*progress_lines(approval), *lines]
     outcome = [*fitting([*map(decision_line, approval.decisions)], _OUTCOME - len("\n".join(lines))), *lines]
-    blocks: list[Block] = [{"type": "header", "text": told(header, HEADER)}, *asked]
     if outcome:
         blocks += [{"type": "divider"}, {"type": "section", "text": mrkdwn("\n".join(outcome), SECTION_TEXT)}]
     if answer := _answer(approval, question):
         blocks.append({"type": "section", "text": told("\n".join(answer), _ANSWER)})
-    blocks += [
+    return blocks + [
         {"type": "section", "text": plain(one_line(f"💬 {decision.who}: {decision.reason}"), _REASON)}
         for decision in [decision for decision in approval.decisions if decision.reason][-_REASONS:]
     ]
-    blocks += _buttons(approval, question, public_url)
-    blocks.append({"type": "context", "elements": [plain(_origin(approval), FIELD)]})
-    return _summary(approval, thread), blocks
 
 
 def _changed_past_us(approval: Approval, thread: Thread) -> tuple[str, list[Block]]:
     """The card of what nobody can decide, without what it says by now: nobody was asked that, and it may be absurd."""
     title = title_of(approval, thread)
     return f"{title}: thread {approval.thread_id}. {TAMPERED}", [
-        {"type": "header", "text": told(title, HEADER)},
+        _header(title),
         {"type": "section", "text": mrkdwn(TAMPERED, SECTION_TEXT)},
-        {"type": "context", "elements": [plain(_origin(approval), FIELD)]},
+        _origin(approval),
     ]
 
 
@@ -322,7 +341,9 @@ def _buttons(approval: Approval, question: Question, public_url: str | None) -> 
 def _approve_buttons(approval: Approval, question: Question) -> list[Block]:
     """Above the first tier Slack asks back: what stands there is what nobody wants to have pressed by mistake."""
     payee = f" to {one_line(question.payee)}" if question.payee else ""
-    ask = f"{subject_in(approval)}{payee}. An approval is final." if approval.rank > 0 else None
+    room = min(CONFIRM, _ASKS // max(len(question.options), 1))
+    said = fitted(one_line(f"{subject_in(approval)}{payee}. An approval is final."), room)
+    ask = said if approval.rank > 0 else None
     buttons = []
     if question.can_approve:
         buttons.append(button("approve", "Approve", value_of(approval), "primary", ask=ask))
@@ -342,9 +363,9 @@ def _answer(approval: Approval, question: Question) -> list[str]:
     return answer_in_words(question, by.answer) if by else []
 
 
-def _origin(approval: Approval) -> str:
+def _origin(approval: Approval) -> Block:
     parts = (f"thread {approval.thread_id}", f"interrupt {approval.interrupt_id}", f"hash {approval.request_hash[:12]}")
-    return " · ".join(parts)
+    return {"type": "context", "elements": [plain(" · ".join(parts), FIELD)]}
 
 
 def _summary(approval: Approval, thread: Thread) -> str:

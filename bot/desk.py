@@ -62,6 +62,7 @@ _LONGEST_WAIT_S = 60.0
 
 _VIEWS: dict[ListName, View] = {"waits": "mine", "all": "all", "decided": "history"}
 _LISTS: dict[str, ListName] = {"": "waits", "mine": "asked", "all": "all"}
+_RECORDED = "✅ Your vote counts. What became of it cannot be shown now."
 _NOT_IN_TIME = "This could not be confirmed in time. Please send it again in a moment: twice is once."
 
 
@@ -244,14 +245,31 @@ class Desk:
         """Put that page in the place of a list, with what a press has done."""
 
         async def replace() -> None:
-            text, blocks = await self._list(visitor, turn, results)
-            if not await answered(respond, text=text, blocks=blocks, replace_original=True) and results:
-                # The list cannot be replaced any more; what a press did is told all the same.
-                came = await self._came(visitor)
-                said = await on_pool(self._pool, lambda conn: _outcomes(conn, came, results))
-                await self._door.note(None, visitor.user_id, "\n".join(said))
+            # What a press did is told, whether or not the list can be looked up, or replaced.
+            try:
+                text, blocks = await self._list(visitor, turn, results)
+            except (FlowError, *AWAY, *SLACK_AWAY) as exc:
+                log.warning("a list was not shown anew: %s: %s", type(exc).__name__, str(exc).strip())
+                await self._tell(respond, visitor, results)
+                return
+            if not await answered(respond, text=text, blocks=blocks, replace_original=True):
+                await self._tell(None, visitor, results)
 
         self._spawn(replace())
+
+    async def _tell(
+        self, respond: AsyncRespond | None, visitor: Visitor, results: Sequence[tuple[str, str | None]]
+    ) -> None:
+        """Say what their presses have done, without the list that they pressed in."""
+        if not results:
+            return
+        came = await self._came(visitor)
+        try:
+            said = await on_pool(self._pool, lambda conn: _outcomes(conn, came, results))
+        except AWAY as exc:
+            log.warning("what a press did is told without its request: %s", str(exc).strip())
+            said = [f"⚠️ {escape(note)}" if note else _RECORDED for _, note in results]
+        await self._door.note(respond, visitor.user_id, "\n".join(said))
 
     # Who decides for whom
 
@@ -262,7 +280,7 @@ class Desk:
         asked = parse_away(rest)
         await self._own_team.check_delegate(asked.to)
         zone = await self._zone(visitor)
-        until = delegations.parse_until(asked.until, now=datetime.now(UTC), zone=zone)
+        until = delegations.parse_until(asked.until, now=datetime.now(UTC), zone=zone or UTC)
 
         async def write(conn: Connection) -> delegations.Delegation:
             async with conn.transaction():
@@ -270,7 +288,7 @@ class Desk:
 
         made = await on_pool(self._pool, write)
         self._spawn(self._tell_delegate(made))
-        return away_note(made, str(zone))
+        return away_note(made, str(zone) if zone else None)
 
     async def _tell_delegate(self, made: delegations.Delegation) -> None:
         if why_not := await tell_delegate(self._client, made):
@@ -285,14 +303,19 @@ class Desk:
 
         return back_note(held=await on_pool(self._pool, write))
 
-    async def _zone(self, visitor: Visitor) -> ZoneInfo:
-        """Where their days end, as far as Slack says so in time."""
+    async def _zone(self, visitor: Visitor) -> ZoneInfo | None:
+        """Where their days end; None if Slack does not know it. Raises FlowError if it does not say in time."""
         try:
             async with asyncio.timeout(_ZONE_TIMEOUT_S):
                 answer = await self._client.users_info(user=visitor.user_id)
-            return ZoneInfo(as_text(as_dict(answer.get("user")).get("tz")) or "UTC")
-        except (*SLACK_AWAY, KeyError, ValueError):
-            return ZoneInfo("UTC")
+        except SLACK_AWAY as exc:
+            log.warning("Slack does not say in which time zone somebody is: %s: %s", type(exc).__name__, exc)
+            raise FlowError("Slack did not say in which time zone you are: try again in a moment") from exc
+        name = as_text(as_dict(answer.get("user")).get("tz"))
+        try:
+            return ZoneInfo(name) if name else None
+        except (KeyError, ValueError, OSError):
+            return None
 
     # Filing
 

@@ -25,12 +25,12 @@ from bot.kit import (
     told,
 )
 from bot.outcomes import TAMPERED, asked_amount, outcome_lines, progress_lines, title_of
-from bot.questions import ending_of
+from bot.questions import amount_of, ending_of
 from bot.views import View, in_words, modal
 from flow.advice import advice_in_words
 from flow.model import Approval, Person
 from flow.policy import is_requester
-from flow.questions import question_of
+from flow.questions import Question, question_of
 from flow.show import Story
 from flow.text import visible_json
 from flow.trace import Event, Trace
@@ -55,14 +55,15 @@ def details_of(
     thread, elsewhere = story.thread, _elsewhere(approval, public_url)
     if approval.tampered:
         return in_words("Details", f"{TAMPERED} Thread {thread.thread_id}, interrupt {approval.interrupt_id}.")
-    is_claim = question_of(approval.request).kind == "claim"
+    question = question_of(approval.request)
+    is_claim = question.kind == "claim"
     lines = outcome_lines(approval, thread, story.payment) if is_claim else ending_of(approval, thread)
     state = [f"*{title_of(approval, thread)}*", *progress_lines(approval), *lines]
-    asked = [*_note(story), *_rest_of(story)] if is_claim else _question(approval)
+    asked = [*_note(story), *_rest_of(story)] if is_claim else _asked(question)
     blocks: list[Block] = [
         {"type": "header", "text": told(subject_in(approval), HEADER)},
         {"type": "section", "text": _mrkdwn("\n".join(state))},
-        *facts_of(approval, asked_amount(approval) if is_claim else ""),
+        *facts_of(approval, asked_amount(approval) if is_claim else amount_of(question)),
         *_within(asked, _MOST_ASKED, elsewhere),
         *_within(_advice(story), _MOST_OF_ADVICE, elsewhere),
         label("*What happened*"),
@@ -91,9 +92,8 @@ def _rest_of(story: Story) -> list[Block]:
     return blocks
 
 
-def _question(approval: Approval) -> list[Block]:
+def _asked(question: Question) -> list[Block]:
     """What another flow asks, in full."""
-    question = question_of(approval.request)
     blocks = [block for name, text in question.fields for block in _named(name, text)]
     for action in question.actions:
         blocks += _named(action.name, visible_json(action.args))

@@ -13,10 +13,11 @@ from bot.doctor_slack import slack_findings
 from bot.findings import Finding
 from bot.otlp import body_of, targets_of
 from bot.traces_out import http_session, post
-from flow import audit, deliveries, exports, notices, retention
+from flow import audit, deliveries, exports, mails, notices, retention
 from flow.assess import Unanswered, adviser_of
 from flow.database import check_locks, connect, database_url, ensure_schema
 from flow.errors import FlowError
+from flow.figures import MOST
 from flow.log import hider, secrets_of
 from flow.model import Claim
 from flow.policy import LIMITS, policy_of
@@ -55,6 +56,8 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
             yield finding
         if settings.slack_is_on:
             yield await _notices(url)
+        if settings.smtp_url is not None:
+            yield await _mails(url)
     yield await _flows()
     if not settings.many_workspaces:
         yield _policy(settings)
@@ -128,17 +131,21 @@ async def _endpoints(settings: Settings, url: str) -> AsyncIterator[Finding]:
     async with await connect(url, "door") as conn:
         states = await deliveries.endpoint_states(conn, limit=1)
     for state in states:
-        if state.name in settings.webhook_url_of and state.turned_off_at is None:
-            continue
         since = f" since {_utc(state.oldest)}" if state.oldest else ""
         held = f"{state.name} holds {state.waiting} events{since}, and {state.dead_count} dead letters"
         forget = f"forget it for good with `claim_flow.py webhooks forget {state.name}`"
+        resend = f"`claim_flow.py webhooks resend --dead --endpoint {state.name}`"
         if state.name not in settings.webhook_url_of:
             found, fix = f"{held}: it is not in WEBHOOK_URLS", f"put it back, or {forget}"
-        else:
+        elif state.turned_off_at is not None:
             found = f"{held}: it is off since {_utc(state.turned_off_at)} ({state.reason})"
-            resend = f"`claim_flow.py webhooks resend --dead --endpoint {state.name}`"
             fix = f"turn it on with {resend}; or take it out of WEBHOOK_URLS, and {forget}"
+        elif state.dead:
+            found, fix = f"{held}; the last of these: {state.dead[0].error}", f"mend what that says, then {resend}"
+        elif _is_late(state.oldest):
+            found, fix = held, "have `serve`, `bot` or `work` run with it in WEBHOOK_URLS, and look at what they log"
+        else:
+            continue
         yield Finding(what=f"webhooks to {state.name}", ok=False, found=found, fix=fix)
 
 
@@ -154,7 +161,7 @@ async def _traces(settings: Settings, url: str) -> AsyncIterator[Finding]:
             fix = ""
             if not answer.taken:
                 fix = _FIX_TRACES[target.name]
-            elif state and state.oldest and (datetime.now(UTC) - state.oldest).total_seconds() > _PATIENCE_S:
+            elif state and _is_late(state.oldest):
                 fix = "have `serve` or `bot` run, then `claim_flow.py deliver`, and look at what it logs"
             found = hide(f"{target.url} {'takes them' if answer.taken else answer.error}{held if fix else ''}")
             yield Finding(what=f"traces to {target.name}", ok=not fix, found=found, fix=fix)
@@ -162,6 +169,10 @@ async def _traces(settings: Settings, url: str) -> AsyncIterator[Finding]:
         fix = "set it up here as it is elsewhere, or start `serve`, `bot` or `work` once more, which forget it"
         found = "some process has it in its settings, and this one has not"
         yield Finding(what=f"traces to {name}", ok=False, found=found, fix=fix)
+
+
+def _is_late(oldest: datetime | None) -> bool:
+    return oldest is not None and (datetime.now(UTC) - oldest).total_seconds() > _PATIENCE_S
 
 
 def _utc(at: datetime | None) -> str:
@@ -181,6 +192,17 @@ async def _notices(url: str) -> Finding:
     error = f"; the last error: {late.error}" if late.error else "; nobody has tried: no bot runs"
     fix = "mend what the error says, have `serve` or `bot` run, then `claim_flow.py deliver`"
     return Finding(what="messages", ok=False, found=found + error, fix=fix)
+
+
+async def _mails(url: str) -> Finding:
+    async with await connect(url, "door") as conn:
+        failed = await mails.failed_mails(conn, most=MOST)
+    if not failed:
+        return Finding(what="mails", ok=True, found="none failed")
+    first = failed[0]
+    found = f"{len(failed)} failed for good; the first, of thread {first.thread_id} to {first.address}: {first.error}"
+    fix = "mend what the error says, then `claim_flow.py deliver`; or bring them a link (`claim_flow.py link`)"
+    return Finding(what="mails", ok=False, found=found, fix=fix)
 
 
 async def _flows() -> Finding:

@@ -19,7 +19,6 @@ from bot.kit import (
     as_text,
     button,
     cut,
-    fitted,
     is_hex,
     label,
     one_line,
@@ -43,6 +42,7 @@ from bot.lists import (
     turn_value,
     waiting_row,
 )
+from flow.inbox import MOST_COUNTED
 from flow.model import Approval
 from flow.show import Story
 
@@ -59,7 +59,8 @@ Ways = dict[ListName, tuple[str, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What one person's Home shows; `waiting` is how many wait for them on all pages."""
+    """What one person's Home shows; `waiting` is how many wait for them on all pages, up to
+    MOST_COUNTED."""
 
     waiting: int
     waits: Page[Approval]
@@ -80,7 +81,9 @@ def home_view(contents: Contents, *, public_url: str | None, said: Sequence[str]
     """The tab. `said` is what has just been done, a line each, escaped already."""
     waits = contents.waits
     blocks = [*_top(), *said_blocks(said)]
-    blocks.append(_header(f"{TITLES['waits']} ({contents.waiting})"))
+    # As many as are counted may be more.
+    waiting = contents.waiting if contents.waiting < MOST_COUNTED else f"{MOST_COUNTED - 1}+"
+    blocks.append(_header(f"{TITLES['waits']} ({waiting})"))
     blocks += [each for row in waits.rows for each in waiting_row(row, place="waits", public_url=public_url)]
     blocks += [*_nothing("waits", waits), *paging(waits, "waits"), *_bulk(waits.rows)]
     asked = [story_row(row, place="asked") for row in contents.asked.rows]
@@ -170,7 +173,7 @@ def outcome_line(approval: Approval, note: str | None) -> str:
     """What became of one press: how the request stands, or why nothing was recorded."""
     what = f"{safe(about(approval), _NAME)} ({approval.thread_id})"
     if note is not None:
-        return f"⚠️ {what}: {fitted(note, _NOTE, rest='… (cut: the rest is too long for this place)')}"
+        return f"⚠️ {what}: {safe(note, _NOTE, rest='… (cut: the rest is too long for this place)')}"
     if approval.status == "pending":
         return f"✅ {what}: your vote counts, {approval.approvals_given} of {approval.required}"
     return f"{'❌' if approval.status == 'rejected' else '✅'} {what}: {approval.status}"

@@ -72,14 +72,9 @@ def ago(at: datetime) -> str:
     return f"<!date^{int(at.timestamp())}^{{ago}}|{at:%Y-%m-%d %H:%M} UTC>"
 
 
-def safe(text: str, longest: int) -> str:
-    """A stranger's text inside our own sentence: visible, one line, cut, then escaped."""
-    return escape(cut(one_line(text), longest))
-
-
-def fitted(text: str, longest: int, *, rest: str = "…") -> str:
-    """The same for a text of any length: no longer than that once it is escaped, `rest` standing for what is cut."""
-    return escape(_fitted(one_line(text), longest, rest))
+def safe(text: str, longest: int, *, rest: str = "…") -> str:
+    """A stranger's text inside our own sentence: visible, one line, cut, then escaped, and no longer than that then."""
+    return escape(fitted(one_line(text), longest, rest=rest))
 
 
 def money(amount: object, currency: object) -> str:
@@ -116,14 +111,15 @@ def fitting(lines: list[str], longest: int) -> list[str]:
 
 
 def plain(text: str, longest: int) -> Block:
-    return {"type": "plain_text", "text": cut(visible(text), longest), "emoji": False}
+    """A text cut to what Slack takes, which counts after escaping: an "&" is five characters."""
+    return {"type": "plain_text", "text": fitted(visible(text), longest), "emoji": False}
 
 
 def told(text: str, longest: int, *, rest: str = "…") -> Block:
-    """A stranger's text of any length, never blank, cut to what Slack takes; Slack counts after escaping."""
+    """The same, never blank, `rest` standing for what is cut."""
     shown = visible(text)
     shown = shown if shown.strip() else "–"
-    return {"type": "plain_text", "text": _fitted(shown, longest, rest), "emoji": False}
+    return {"type": "plain_text", "text": fitted(shown, longest, rest=rest), "emoji": False}
 
 
 def in_full(text: str) -> list[Block]:
@@ -138,7 +134,19 @@ def in_full(text: str) -> list[Block]:
     return sections
 
 
-def _fitted(text: str, longest: int, rest: str) -> str:
+def length_of(part: object) -> int:
+    """How many characters all texts within blocks, or a part of one, have together once they are escaped."""
+    if isinstance(part, list):
+        return sum(map(length_of, part))
+    if not isinstance(part, dict):
+        return 0
+    if part.get("type") in ("plain_text", "mrkdwn"):
+        return len(escape(part["text"]) if part["type"] == "plain_text" else part["text"])
+    return length_of([*part.values()])
+
+
+def fitted(text: str, longest: int, *, rest: str = "…") -> str:
+    """The text, cut so that it is no longer than that once it is escaped."""
     if len(escape(text)) <= longest:
         return text
     return text[: _room_for(text, longest - len(rest))] + rest

@@ -147,8 +147,10 @@ class Mailer:
         code, said = _answer_of(exc)
         # Operators read it, and the link is still good.
         error = _without(mail.token, storable(f"{type(exc).__name__}: {said}"))[:300]
-        log.warning("thread %s: the mail to %s was not sent: %s", mail.thread_id, mail.address, error)
-        if mail.attempt >= mails.MAX_ATTEMPTS or (_is_for_good(exc) and code >= 500):
+        for_good = mail.attempt >= mails.MAX_ATTEMPTS or (_is_for_good(exc) and code >= 500)
+        level, what = (logging.ERROR, "failed for good") if for_good else (logging.WARNING, "was not sent")
+        log.log(level, "thread %s: the mail to %s %s: %s", mail.thread_id, mail.address, what, error)
+        if for_good:
             await mails.mark_mail_failed(conn, mail, error)
         else:
             wait_s = min(_SHORTEST_WAIT_S * 2 ** (mail.attempt - 1), _LONGEST_WAIT_S)
@@ -186,7 +188,7 @@ def _named(request: dict[str, Any]) -> str:
     question, amount = question_of(request), money(request)
     if question.kind == "claim" or not _HARMLESS.fullmatch(question.title):
         return amount
-    return f"{question.title}: {amount}" if amount else question.title
+    return f"{amount}: {question.title}" if amount else question.title
 
 
 def _answer_of(exc: Exception) -> tuple[int, str]:

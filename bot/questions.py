@@ -20,6 +20,7 @@ from bot.kit import (
     as_text,
     form_field,
     label,
+    length_of,
     money,
     safe,
     text_input,
@@ -34,7 +35,7 @@ FORM = "change"
 
 # Actions in one form: Slack takes 100 blocks, of which one may need six.
 _MOST_ACTIONS = 16
-# Of a card's 50 blocks: the rest is for its outcome, reasons and buttons.
+# Of a card's 50 blocks: the rest is for its outcome, reasons and buttons. Its texts have less room, too: see `card`.
 _MOST_BLOCKS = 30
 # Two texts for each, of Slack's ten in a section.
 _PAIRS = 5
@@ -42,7 +43,6 @@ _PAIRS = 5
 _SHORT = 60
 _LABEL = 200
 _LONG = 1500
-# Escaped it may be five times as long.
 _RESULT = 500
 _REASON = 300
 # What Slack takes as an input's text.
@@ -51,8 +51,8 @@ _CUT = "… see the page"
 
 
 def subject_of(question: Question) -> str:
-    """What it is about, in a line: "Refund: 1,250.00 EUR"."""
-    return f"{question.title}: {amount_of(question)}" if question.amount else question.title
+    """What it is about, in a line: "1,250.00 EUR: Refund". The amount is first, as a long line loses its end."""
+    return f"{amount_of(question)}: {question.title}" if question.amount else question.title
 
 
 def amount_of(question: Question) -> str:
@@ -60,10 +60,14 @@ def amount_of(question: Question) -> str:
     return money(question.amount, question.currency) if question.amount else ""
 
 
-def question_blocks(question: Question) -> list[Block]:
-    """Fields and actions as a card shows them; what has no room is said to stand on the page."""
+def question_blocks(question: Question, room: int) -> list[Block]:
+    """Fields and actions as a card shows them, in so many characters; what has no room is said to stand on the page."""
     blocks = [*_field_blocks(question), *(block for action in question.actions for block in _action_blocks(action))]
-    return blocks if len(blocks) <= _MOST_BLOCKS else [*blocks[: _MOST_BLOCKS - 1], label(_CUT)]
+    if len(blocks) <= _MOST_BLOCKS and length_of(blocks) <= room:
+        return blocks
+    lengths = itertools.accumulate(map(length_of, blocks))
+    fit = [block for block, length in zip(blocks, lengths, strict=True) if length + len(_CUT) <= room]
+    return [*fit[: _MOST_BLOCKS - 1], label(_CUT)]
 
 
 def ending_of(approval: Approval, thread: Thread) -> list[str]:

@@ -55,9 +55,10 @@ _DRAIN_S = 10.0
 
 
 def stop_on_signals() -> asyncio.Event:
-    """An event that SIGTERM, SIGINT and the end of the terminal set."""
+    """An event that SIGTERM, SIGINT and the end of the terminal set; under `nohup` the last of these does not."""
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    for number in (signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if hangs_up else [])):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     return stop
 

@@ -371,11 +371,11 @@ def money(claim: dict[str, Any]) -> str:
 
 
 def subject_of(request: dict[str, Any]) -> str:
-    """A request in a line: 1,250.00 USD, or what another flow calls it and its amount."""
+    """A request in a line: 1,250.00 USD, and what another flow calls it."""
     question = question_of(request)
     if question.kind == "claim":
         return money(request)
-    return f"{question.title}: {money(request)}" if question.amount else question.title
+    return f"{money(request)}: {question.title}" if question.amount else question.title
 
 
 def amount_of(approval: Approval) -> str:

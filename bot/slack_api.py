@@ -55,6 +55,7 @@ FIXES = {
     "token_revoked": "install the app again and set SLACK_BOT_TOKEN",
     "token_expired": "turn token rotation off and set SLACK_BOT_TOKEN",
     "missing_scope": "give the app the scopes of manifest.yml and install it again",
+    "msg_blocks_too_long": "Slack takes less text: decide it on its page, and let its flow ask for less at once",
     "user_not_found": "take whoever is not in the team out of the tier's approvers",
     "user_not_visible": "take whoever is not in the team out of the tier's approvers",
     "user_disabled": "take whoever has left out of the tier's approvers",

@@ -21,8 +21,12 @@ class ForbiddenAddress(OSError):
 # All of IPv6 that is given out is in here; the second holds IPv4 addresses in their last 32 bits.
 _IPV6_GIVEN_OUT = ipaddress.ip_network("2000::/3")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
-# What Python 3.11 takes for public: relays to IPv4 addresses of anybody's choice, and documentation.
-_NOT_PUBLIC = tuple(ipaddress.ip_network(network) for network in ("2002::/16", "3fff::/20", "192.88.99.0/24"))
+# What Python 3.11 takes for public: relays to IPv4 addresses of anybody's choice, documentation; and clouds' own
+# hosts, which only their machines reach (Azure, Oracle).
+_NOT_PUBLIC = tuple(
+    ipaddress.ip_network(network)
+    for network in ("2002::/16", "3fff::/20", "192.88.99.0/24", "168.63.129.16/32", "192.0.0.192/32")
+)
 
 
 def is_public(address: str) -> bool:

@@ -22,6 +22,8 @@ from flow.text import bare_name
 from flow.workspaces import reached
 
 LONGEST = timedelta(days=90)
+# The last of these days is meant to its end, and one has 25 hours.
+_LAST_DAY = timedelta(hours=25)
 
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 
@@ -60,7 +62,7 @@ async def away(conn: Connection, person: Person, *, to: str, until: datetime, ma
     await conn.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"away {bare_name(person.key)}",))
     names = {name for name in person.names if not is_group(name)}
     now = await _now(conn)
-    if not now < until <= now + LONGEST:
+    if not now < until <= now + LONGEST + _LAST_DAY:
         raise BadInput("until", until.isoformat(), f"it must be later than now, and at most {LONGEST.days} days away")
     await end(conn, person, by=made_by)
     rows = await conn.execute(
@@ -131,8 +133,9 @@ async def with_absent(conn: Connection, person: Person) -> Person:
     return replace(person, acts_for=tuple(absent))
 
 
-def parse_until(text: str, *, now: datetime, zone: tzinfo) -> datetime:
-    """The end of what somebody calls "friday", "tomorrow", "2026-12-24", "3 days" or "2 weeks", in their zone.
+def parse_until(text: str, *, now: datetime, zone: tzinfo | None) -> datetime:
+    """The end of what somebody calls "friday", "tomorrow", "2026-12-24", "3 days" or "2 weeks", in their zone; None is
+    this machine's.
 
     A day is meant to its end; today's name is a week away. Raises BadInput.
     """
@@ -148,7 +151,7 @@ def parse_until(text: str, *, now: datetime, zone: tzinfo) -> datetime:
             day = datetime.strptime(said, "%Y-%m-%d").date()  # noqa: DTZ007 (a date, and nothing more)
         except ValueError:
             raise BadInput("until", text, 'write "friday", "tomorrow", "2026-12-24", "3 days" or "2 weeks"') from None
-    if day.year > today.year + 1:
+    if day > today + LONGEST:
         raise BadInput("until", text, f"at most {LONGEST.days} days")
     return datetime.combine(day, time(23, 59, 59), tzinfo=zone).astimezone(UTC)
 

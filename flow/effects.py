@@ -1,4 +1,4 @@
-"""`@idempotent`: a call to the outside that a thread makes once, however often its process dies.
+"""`@idempotent`: a call to the outside that has one outcome in its thread, however often its process dies.
 
     @idempotent
     async def send_receipt(order: str) -> str:
@@ -11,7 +11,8 @@ The call's row is committed before the function runs, its outcome after it:
     failed     with an error that was declared permanent, which later calls get again
 
 A process that dies in between leaves `started`: when the lease is over the function runs again, and can hand the same
-`idempotency_key()` to whoever it calls. Any other exception leaves it open too, and the next attempt runs it again.
+`idempotency_key()` to whoever it calls; a service that does not honour it may do the same twice. Any other exception
+leaves it open too, and the next attempt runs it again.
 
 Sync and async functions, in nodes, threads and pools (`ThreadPoolExecutor`: a thread that takes work from a queue
 of its own keeps the place of whoever started it). Importing this module lets context variables travel into threads and
@@ -56,6 +57,7 @@ from flow.errors import (
     NotInADrive,
     ResultNotKept,
 )
+from flow.inputs import storable
 from flow.pen import Pen
 from flow.spans import span
 from flow.text import canonical, digest
@@ -63,10 +65,12 @@ from flow.text import canonical, digest
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Longer than a call to the outside should take: a call whose process lost its session is not made twice at once.
+# Longer than a call to the outside should take: one whose drive lost its session has ended before it is made again.
 LEASE_S = 60.0
 
 _LONGEST_KEY = 200
+# Characters: enough for a reference, and what stands around it.
+_MOST_OF_A_RESULT = 300
 
 
 @overload
@@ -86,20 +90,25 @@ def idempotent(
     permanent: tuple[type[Exception], ...] = (),
     lease_s: float = LEASE_S,
 ) -> Any:
-    """The function, recorded: in one thread each call of it takes effect once, and has one outcome.
+    """The function, recorded: in one thread each call of it has one outcome, and is not made again once it has.
 
     `key` names the call within its thread, or is called with the arguments to name it. Without it a call is known by
-    the function's module and qualified name, its arguments, and its place: the flow's step and node, and how many
-    equal calls this run of the node made before. So two equal payments in one node are two, also when it runs again;
-    and a call that failed and is tried again in the same run is the same one. A node that calls one subgraph twice
-    needs keys.
+    the function's module and qualified name, its arguments with their defaults, and its place: the flow's step and
+    node, and how many equal calls this run of the node made before. So two equal payments in one node are two, also
+    when it runs again; and a call that failed and is tried again in the same run is the same one. A node that calls one
+    subgraph twice needs keys; and so does what must not be done twice when the code has changed meanwhile: a change of
+    any of these makes another call of it, but what has a key raises KeyReused.
 
     Results are JSON values, None among them, and every caller gets what JSON makes of them (a tuple is a list). For a
-    result that is none the effect stays `done`, and this and each later call raises ResultNotKept. Exceptions of the
-    types `permanent` are the outcome as well. Arguments are kept as a fingerprint only, and must be plain values,
-    dataclasses or pydantic models; other kinds raise TypeError before anything happens.
+    result that is none the effect stays `done`, with the beginning of its repr in the row's `error`, and this and each
+    later call raises ResultNotKept. Exceptions of the types `permanent` are the outcome as well. Arguments are kept as
+    a fingerprint only, and must be plain values, dataclasses or pydantic models; other kinds raise TypeError before
+    anything happens.
 
-    `lease_s`: how long, in seconds by the database's clock, a call may go on after its drive has lost its session.
+    `lease_s`: how long after its beginning, in seconds by the database's clock, a call without an outcome is not made
+    again. It is not renewed: make it longer than the call can take, or a drive that takes over from one that has lost
+    its session may make the call while the first is still under way.
+
     Calls side by side under one key wait for the first. Raises KeyReused if the key stands for another function or
     other arguments, EffectInProgress if an earlier call may still be under way, NotInADrive outside of a flow's node.
     """
@@ -339,7 +348,7 @@ class _Effect:
         try:
             text = json.dumps(result, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as exc:
-            await _end(call, "done", error={"text": f"{type(result).__name__}: {exc}"})
+            await _end(call, "done", error={"text": f"{type(result).__name__}: {exc}", "result": _in_short(result)})
             raise ResultNotKept(self._name, str(exc)) from exc
         await _end(call, "done", result=text)
         return json.loads(text)
@@ -501,6 +510,13 @@ def _(value: AbstractSet) -> Any:  # type: ignore[type-arg]
 @_plain.register
 def _(value: Mapping) -> Any:  # type: ignore[type-arg]
     return ["mapping", *sorted(([_plain(name), _plain(each)] for name, each in value.items()), key=canonical)]
+
+
+def _in_short(result: Any) -> str | None:
+    """What a person who looks into the row may know a result by: the beginning of its repr, if it has one."""
+    with contextlib.suppress(Exception):
+        return storable(repr(result)[:_MOST_OF_A_RESULT])
+    return None
 
 
 def _error_as_json(exc: Exception) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from flow import mails
 from flow.database import Connection
 
 # Ten thousand that wait need somebody, whatever the rest is.
@@ -104,9 +105,15 @@ async def _threads(conn: Connection) -> list[Figure]:
 _WAITING = {
     "slack": "(SELECT kind, coalesce(waits_since, due_at) AS since FROM notices WHERE due_at IS NOT NULL"
     " LIMIT %(most)s)",
-    "mail": "(SELECT 'mail', coalesce(mailed_at, made_at) FROM links WHERE mail_due_at IS NOT NULL LIMIT %(most)s)",
+    "mail": "(SELECT 'mail', coalesce(l.mailed_at, l.made_at) FROM links l JOIN approvals a USING (interrupt_id)"
+    f" WHERE l.mail_due_at IS NOT NULL AND {mails.WANTED} LIMIT %(most)s)",
     "webhooks": "(SELECT 'webhook', e.created_at FROM webhook_endpoints w JOIN webhook_deliveries d ON d.endpoint ="
-    " w.name JOIN events e ON e.id = d.event_id WHERE d.due_at IS NOT NULL AND w.turned_off_at IS NULL LIMIT %(most)s)",
+    " w.name JOIN events e ON e.id = d.event_id WHERE d.due_at IS NOT NULL AND w.turned_off_at IS NULL LIMIT %(most)s)"
+    # Not spread yet, and nobody does it if no process has the endpoint in its settings.
+    " UNION ALL (SELECT 'webhook', e.created_at FROM webhook_endpoints w CROSS JOIN LATERAL ("
+    "(SELECT created_at FROM events WHERE position > w.position ORDER BY position LIMIT %(most)s) UNION ALL"
+    " (SELECT created_at FROM events WHERE position IS NULL ORDER BY id LIMIT %(most)s)) e"
+    " WHERE w.turned_off_at IS NULL LIMIT %(most)s)",
 }
 
 
@@ -125,7 +132,15 @@ async def _notices(conn: Connection, *, slack: bool, mail: bool) -> list[Figure]
         "SELECT kind, count(*) FROM (SELECT kind FROM notices WHERE status = 'failed' LIMIT %s) failed GROUP BY kind",
         (MOST,),
     )
-    refused = await rows.fetchall()
+    refused: dict[tuple[str, ...], float] = {(row["kind"],): row["count"] for row in await rows.fetchall()}
+    dead = await _one(
+        conn,
+        "SELECT count(*) + (SELECT count(*) FROM webhook_endpoints WHERE turned_off_at IS NOT NULL) AS count"
+        " FROM (SELECT FROM webhook_deliveries WHERE status = 'dead' LIMIT %s) dead",
+    )
+    refused["webhook",] = dead["count"]
+    if mail:
+        refused["mail",] = len(await mails.failed_mails(conn, most=MOST))
     return [
         Figure(
             name="claim_flow_waiting_notices",
@@ -141,9 +156,11 @@ async def _notices(conn: Connection, *, slack: bool, mail: bool) -> list[Figure]
         ),
         Figure(
             name="claim_flow_refused_notices",
-            help=f"What Slack refuses to show until somebody mends it and says `deliver` (at most {MOST}).",
+            help="What is not sent any more, since it was refused, until somebody mends it and says `deliver`; for"
+            " webhooks dead letters and endpoints that are off, until `webhooks resend`"
+            f" (at most {MOST} of each, and mails of the oldest {MOST} requests that wait).",
             labels=("kind",),
-            values={(kind,): 0.0 for kind in kinds[0]} | {(row["kind"],): row["count"] for row in refused},
+            values={(kind,): 0.0 for kind in kinds[0]} | refused,
         ),
     ]
 

@@ -57,11 +57,11 @@ class Flow:
     compiled (or compiled without a saver, as LangChain's `create_agent` does). `input` checks what a thread is started
     with, before it is.
 
-    The state begins as the input's fields, with `thread_id` and `started_at` (ISO 8601, UTC) if it has such keys. The
-    flow is done when its graph has ended and `result` of the state is a JSON value; by default that is the state's key
-    `result`. `describe` makes a Request of the value of a plain `interrupt()` of no known shape, for people to see; it
-    is answered with True or False as before. Names in `not_secret` may stand in requests although their values look
-    like secrets.
+    The state begins as the input's fields in JSON (a Decimal is text, which `Decimal(state["amount"])` reads; a set is
+    a list), with `thread_id` and `started_at` (ISO 8601, UTC) if it has such keys. The flow is done when its graph has
+    ended and `result` of the state is a JSON value; by default that is the state's key `result`. `describe` makes a
+    Request of the value of a plain `interrupt()` of no known shape, for people to see; it is answered with True or
+    False as before. Names in `not_secret` may stand in requests although their values look like secrets.
     """
 
     # Whether it ends by the row of its payment, rather than by a result; then `pay` itself checks what was approved.

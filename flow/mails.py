@@ -24,6 +24,14 @@ LEASE_S = 60.0
 # Most of a day, with the back-off of whoever sends.
 MAX_ATTEMPTS = 15
 
+# Link l of approval a is still good for something; else nobody is mailed, and nothing waits or has failed.
+WANTED = (
+    "l.used_at IS NULL AND l.revoked_at IS NULL AND a.status = 'pending'"
+    " AND (a.expires_at IS NULL OR a.expires_at > clock_timestamp())"
+)
+
+_FAILED = f"l.mail_due_at IS NULL AND l.mail_error IS NOT NULL AND {WANTED}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mail:
@@ -36,6 +44,15 @@ class Mail:
     token: str
     request: dict[str, Any]
     attempt: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedMail:
+    """One that is not tried again until somebody says `deliver`, though its link is still good for something."""
+
+    thread_id: str
+    address: str
+    error: str
 
 
 async def ask_by_mail(conn: Connection, approval: Approval, names: Collection[str]) -> None:
@@ -74,8 +91,7 @@ async def lease_mail(conn: Connection) -> Mail | None:
     row = await (
         await conn.execute(
             "WITH next AS (SELECT l.id FROM links l JOIN approvals a USING (interrupt_id)"
-            " WHERE l.mail_due_at <= statement_timestamp() AND l.used_at IS NULL AND l.revoked_at IS NULL"
-            " AND a.status = 'pending' AND (a.expires_at IS NULL OR a.expires_at > clock_timestamp())"
+            f" WHERE l.mail_due_at <= statement_timestamp() AND {WANTED}"
             " ORDER BY l.mail_due_at LIMIT 1 FOR UPDATE OF l SKIP LOCKED)"
             " UPDATE links l SET mail_attempt = l.mail_attempt + 1,"
             " tokens_sha256 = l.tokens_sha256 || %(digest)s::bytea,"
@@ -119,10 +135,23 @@ async def mark_mail_failed(conn: Connection, mail: Mail, error: str) -> None:
             await raise_alarm(conn, mail.thread_id)
 
 
-async def retry_mails(conn: Connection) -> int:
-    """Make every mail that failed due again; how many."""
+async def failed_mails(conn: Connection, *, most: int) -> list[FailedMail]:
+    """Those that failed, of the `most` oldest requests that wait. By index, however many links there are."""
     rows = await conn.execute(
-        "UPDATE links SET mail_due_at = clock_timestamp()"
-        " WHERE mail_due_at IS NULL AND mail_error IS NOT NULL AND used_at IS NULL AND revoked_at IS NULL"
+        "SELECT a.thread_id, l.address, l.error FROM (SELECT * FROM approvals WHERE status = 'pending'"
+        " ORDER BY requested_at, interrupt_id DESC LIMIT %s) a"
+        # With an OFFSET it cannot become a join of two whole tables.
+        " CROSS JOIN LATERAL (SELECT substr(l.person, 6) AS address, l.mail_error AS error FROM links l"
+        f" WHERE l.interrupt_id = a.interrupt_id AND {_FAILED} ORDER BY l.id OFFSET 0) l",
+        (most,),
+    )
+    return [FailedMail(**row) for row in await rows.fetchall()]
+
+
+async def retry_mails(conn: Connection) -> int:
+    """Make every mail that failed, and whose link is still good for something, due again; how many."""
+    rows = await conn.execute(
+        "UPDATE links l SET mail_due_at = clock_timestamp() FROM approvals a WHERE a.interrupt_id = l.interrupt_id"
+        f" AND {_FAILED}"
     )
     return rows.rowcount

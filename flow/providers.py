@@ -227,7 +227,7 @@ def _says_nothing_was_paid(answer: Any) -> bool:
 
 def _reference_in(answer: Any) -> str:
     reference = (answer.get("reference") or answer.get("id")) if isinstance(answer, dict) else None
-    if not isinstance(reference, str | int) or not str(reference):
+    if type(reference) not in (str, int) or not str(reference):
         # It says that it has paid, and not what: asking again under the same key may tell.
         raise PaymentUnanswered("the payment service answered without a reference")
     return storable(str(reference))[:MAX_NAME]

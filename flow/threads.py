@@ -368,20 +368,28 @@ def _split(flows: Sequence[str]) -> tuple[list[str], list[str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Due:
-    """A thread that wants to be driven. `overdue`: somebody holds it for longer than a drive may take."""
+    """A thread that wants to be driven. `holder`: the backend pid of the session that holds it, if any; `overdue`: for
+    longer than a drive may take."""
 
     thread_id: str
-    held: bool
+    holder: int | None
     overdue: bool
 
+    @property
+    def held(self) -> bool:
+        return self.holder is not None
 
+
+# The locks of threads that are held: the drives under way.
+_LOCKS = """
+    locks AS MATERIALIZED (SELECT pid, (classid::bigint << 32) | objid::bigint AS key FROM pg_locks
+    WHERE locktype = 'advisory' AND objsubid = 1 AND granted
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+"""
 # The session that holds the lock of thread t, if any, and whether it overstays: a drive by when it was taken, and a
 # driver that has not taken it yet, or has left it already, by when it last did anything.
 _HOLDER = """
-    pg_locks l ON l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
-    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-    AND ((l.classid::bigint << 32) | l.objid::bigint) = hashtextextended(t.thread_id, 0)
-    LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+    locks l ON l.key = hashtextextended(t.thread_id, 0) LEFT JOIN pg_stat_activity a ON a.pid = l.pid
 """
 _OVERSTAYS = """
     CASE WHEN l.pid = t.driver_pid THEN t.driven_at ELSE a.state_change END
@@ -390,15 +398,19 @@ _OVERSTAYS = """
 
 
 async def due_threads(conn: Connection, *, flows: Sequence[str], drive_timeout_s: float, limit: int) -> Sequence[Due]:
-    """What is due now of these flows (their keys), oldest first, and who of it is held."""
+    """What is due now of these flows (their keys), oldest first, and who of it is held.
+
+    At most `limit`, and as many more as are being driven: all of these may be the oldest.
+    """
     names, versions = _split(flows)
     rows = await conn.execute(
-        f"SELECT t.thread_id, l.pid IS NOT NULL AS held, coalesce({_OVERSTAYS}, false) AS overdue"
+        f"WITH {_LOCKS}, most AS (SELECT %(limit)s + count(*) AS rows FROM locks)"
+        f" SELECT t.thread_id, l.pid AS holder, coalesce({_OVERSTAYS}, false) AS overdue"
         " FROM (SELECT due.* FROM unnest(%(names)s::text[], %(versions)s::text[]) AS ours (flow, flow_version),"
         " LATERAL (SELECT thread_id, due_at, driver_pid, driven_at FROM threads WHERE threads.flow = ours.flow"
         # No clock_timestamp() here: the index could not be asked for it, and all that is put off would be read.
         " AND threads.flow_version = ours.flow_version AND due_at <= statement_timestamp()"
-        " ORDER BY due_at LIMIT %(limit)s) due ORDER BY due_at LIMIT %(limit)s) t"
+        " ORDER BY due_at LIMIT (SELECT rows FROM most)) due ORDER BY due_at LIMIT (SELECT rows FROM most)) t"
         f" LEFT JOIN {_HOLDER} ORDER BY t.due_at",
         {"timeout": drive_timeout_s, "limit": limit, "names": names, "versions": versions},
     )
@@ -408,11 +420,12 @@ async def due_threads(conn: Connection, *, flows: Sequence[str], drive_timeout_s
 async def evict_driver(conn: Connection, thread_id: str, *, drive_timeout_s: float) -> bool:
     """End the session of a driver that overstayed; its lock and its pen go with it.
 
-    One statement matches lock, pid and time, so a driver that has finished meanwhile is never hit.
+    One statement matches lock, pid and time, so a driver that has finished meanwhile is never hit. Raises
+    psycopg.errors.InsufficientPrivilege for a session of a role that is not ours to end.
     """
     row = await (
         await conn.execute(
-            f"SELECT pg_terminate_backend(l.pid, 2000) AS gone FROM threads t JOIN {_HOLDER}"
+            f"WITH {_LOCKS} SELECT pg_terminate_backend(l.pid, 2000) AS gone FROM threads t JOIN {_HOLDER}"
             f" WHERE t.thread_id = %(thread_id)s AND {_OVERSTAYS}",
             {"thread_id": thread_id, "timeout": drive_timeout_s},
         )

@@ -65,6 +65,8 @@ class Worker:
         # Zygotes that died in a row, and threads whose driver died while their lock may still be held.
         self._failures = 0
         self._orphans: set[str] = set()
+        # Threads, and sessions that drive them for too long and cannot be cut off: each is told once.
+        self._lasting: set[tuple[str, int | None]] = set()
         # Keys of the flows that its stand-bys drive; the first of them says so.
         self._flows: tuple[str, ...] = ()
         self._looks_around_at = 0.0
@@ -235,13 +237,15 @@ class Worker:
                 held_elsewhere = True
                 wanting += due.thread_id in self._orphans
                 continue
-            wanting += 1
             if self.ready <= self._jobs.qsize():
                 # The rest is left to other workers, or to the next stand-by that is ready.
+                wanting += 1
                 behind = True
                 break
-            if due.overdue:
-                await self._evict(self._conn, due.thread_id)
+            if due.overdue and not await self._evict(self._conn, due):
+                held_elsewhere = True
+                continue
+            wanting += 1
             self._orphans.discard(due.thread_id)
             self._in_flight.add(due.thread_id)
             self._jobs.put_nowait(due.thread_id)
@@ -291,9 +295,24 @@ class Worker:
             if pruned.rows:
                 log.info("deleted what is long over: %s", " ".join(pruned.in_words().split()))
 
-    async def _evict(self, conn: Connection, thread_id: str) -> None:
-        if await threads.evict_driver(conn, thread_id, drive_timeout_s=self._drive_timeout_s):
-            log.warning("thread %s: its driver overstayed %g s and was cut off", thread_id, self._drive_timeout_s)
+    async def _evict(self, conn: Connection, due: threads.Due) -> bool:
+        """Cut off whoever drives it for too long. False if that is refused: then it stays theirs."""
+        thread_id, too_long_s = due.thread_id, self._drive_timeout_s
+        try:
+            if await threads.evict_driver(conn, thread_id, drive_timeout_s=too_long_s):
+                log.warning("thread %s: its driver overstayed %g s and was cut off", thread_id, too_long_s)
+        except AWAY:
+            raise
+        except psycopg.Error as exc:
+            # Another role's session, most of all. No other thread has to wait for it.
+            if (thread_id, due.holder) not in self._lasting:
+                self._lasting.add((thread_id, due.holder))
+                why, _, _ = str(exc).partition("\n")
+                fix = f"end its process, or say `SELECT pg_terminate_backend({due.holder})` as its role or a superuser"
+                told = "thread %s: its driver overstays %g s and cannot be cut off: %s; %s"
+                log.error(told, thread_id, too_long_s, why, fix)  # noqa: TRY400 (nobody needs a traceback)
+            return False
+        return True
 
     def _log(self, thread_id: str, report: Report) -> None:
         if report.lost is not None:

@@ -15,6 +15,9 @@ from typing import Any
 # chat.update takes no longer text; chat.postMessage would.
 LONGEST_TEXT = 4000
 MOST_BLOCKS = 50
+# The texts of a posted message together. Slack does not say how many characters it takes, and has refused 11,341:
+# https://github.com/slackapi/bolt-js/issues/2867. What answers a command or a press is not counted so.
+LONGEST_IN_ALL = 10_000
 
 # The buttons of a claim's card.
 WAITING = ["approve", "reject", "change-amount", "details"]
@@ -33,15 +36,17 @@ def findings(
 ) -> list[str]:
     """What Slack, or we, would refuse in this message; each with its place. Empty: it is fine.
 
-    `mentions` are the members that we mean to mention; any other mention is a stranger's. `one_each`: no action is
-    there twice, as on a card; in a list each is once in a block.
+    `mentions` are the members that we mean to mention; any other mention is a stranger's. `one_each`: it is a card,
+    which is posted, and has no action twice; in a list each is once in a block.
     """
     actions = _actions_of(blocks)
+    length = length_in_all(blocks)
     return [
         *_text_findings("text", text, LONGEST_TEXT),
         *_mrkdwn_findings("text", text),
         *_mention_findings([text, *(each["text"] for each in texts(blocks) if each["type"] == "mrkdwn")], mentions),
         *_count_findings("blocks", blocks, MOST_BLOCKS),
+        *([f"blocks: {length} characters in all"] if one_each and length > LONGEST_IN_ALL else []),
         *_repeated("block_id", [block.get("block_id") for block in blocks]),
         *(
             found
@@ -71,6 +76,11 @@ def texts(blocks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
                 yield from each.get("confirm", {}).values()
             elif isinstance(each, dict):
                 yield each
+
+
+def length_in_all(blocks: list[dict[str, Any]]) -> int:
+    """The characters of all texts of these blocks, escaped."""
+    return sum(len(escaped(each["text"]) if each["type"] == "plain_text" else each["text"]) for each in texts(blocks))
 
 
 def words_of(message: dict[str, Any]) -> str:

@@ -29,13 +29,15 @@ class Outside:
     """`async with Outside() as outside`: takes POSTs below `outside.url`, each with an `Idempotency-Key`.
 
     A key that it knows gets the first reference again, and nothing more is done. Paths in `failing` are answered with
-    that status. What is `ignored` is never looked at, and what is `mute` is done but never answered.
+    that status, and those in `saying` with that JSON. What is `ignored` is never looked at, and what is `mute` is done
+    but never answered.
     """
 
     port: int = 0
     asked: list[Asked] = field(default_factory=list)
     done: list[Asked] = field(default_factory=list)
     failing: dict[str, int] = field(default_factory=dict)
+    saying: dict[str, Any] = field(default_factory=dict)
     ignored: Callable[[Asked], bool] = _none
     mute: Callable[[Asked], bool] = _none
 
@@ -76,4 +78,5 @@ class Outside:
             self.done.append(asked)
         if self.mute(asked):
             await asyncio.Event().wait()
-        return web.json_response({"reference": self._references[asked.key]}, status=201)
+        said = self.saying.get(asked.path, {"reference": self._references[asked.key]})
+        return web.json_response(said, status=201)

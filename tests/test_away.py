@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +61,37 @@ async def test_away_lets_somebody_decide_until_the_end_of_that_day_where_i_am(
 
 
 @pytest.mark.parametrize("zone", [None, "", "Middle/Earth", "../etc/passwd"])
-async def test_whose_zone_slack_does_not_say_in_time_is_at_utc(
+async def test_whose_zone_slack_does_not_know_is_at_utc_and_told_the_time_alone(
     alice: Member, conn: Connection, zone: str | None
 ) -> None:
     if zone is not None:
         alice.slack.zones["U01ALICE"] = zone
-    assert "(UTC time): whatever lists you" in (await alice.command("away <@U02BOB> until tomorrow"))["text"]
+    said = (await alice.command("away <@U02BOB> until tomorrow"))["text"]
+    assert " UTC>: whatever lists you" in said and "time)" not in said
     assert f"{await value(conn, 'SELECT until FROM delegations'):%H:%M}" == "23:59"
+
+
+async def test_whose_zone_slack_does_not_say_in_time_is_asked_to_try_again(alice: Member, conn: Connection) -> None:
+    """Whose day ends when is not guessed: it was UTC's, and said so beside a time in the reader's own zone."""
+    # Who she is has been said, and is kept.
+    await alice.command()
+    alice.slack.silent.add(alice.id)
+    said = (await alice.command("away <@U02BOB> until tomorrow"))["text"]
+    assert said == "⚠️ Slack did not say in which time zone you are: try again in a moment."
+    assert await all_rows(conn, "SELECT * FROM delegations") == []
+
+
+async def test_at_the_command_line_a_day_ends_by_the_clock_of_that_day(
+    database_url: str, conn: Connection, tmp_path: Path
+) -> None:
+    """Summer time that begins in between was forgotten: it ended an hour too late, or too early."""
+    day = datetime.now(UTC).date() + timedelta(days=10)
+    # Clocks go forward in five days or six, and back after half a year.
+    forward, back = ((day + timedelta(days=days)).timetuple().tm_yday % 365 for days in (-5, 180))
+    terminal = Terminal(tmp_path, DATABASE_URL=database_url, TZ=f"WINTER0SUMMER,{forward}/0,{back}/0")
+    done = terminal.run("away", "--as", "cli:ann", "--to", "mail:bob@example.com", "--until", f"{day}")
+    assert done.code == 0
+    assert f"until {day:%A %Y-%m-%d} 23:59 SUMMER" in done.out
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bot import groups
 from bot.desk import Audience
 from bot.lists import HELP
 from flow.approvals import decide
@@ -149,6 +150,47 @@ async def test_what_a_press_did_is_told_when_its_list_is_too_old_to_be_replaced(
         return [each["text"] for each in alice.slack.messages.values() if each["channel"] == alice.id]
 
     assert await until(told) == ["✅ 250.00 USD to ACME (t1): approved"]
+
+
+async def test_a_press_in_a_list_is_answered_though_slack_does_not_say_who_pressed(
+    alice: Member, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_id = await ask(conn)
+    said = await alice.command()
+    # What Slack has said of her is forgotten by then.
+    monkeypatch.setattr(groups, "_KEPT_S", 0.0)
+    alice.slack.silent.add(alice.id)
+    # Without her team, as it may be in a grid.
+    user = {"id": alice.id, "name": "alice"}
+    assert (await alice.press_in_list(said, "approve", f"list-{interrupt_id}", user=user, team=None)).status == 200
+    note = await alice.bot.note()
+    assert note == "⚠️ 250.00 USD to ACME (t1): Slack did not say who you are: click again in a moment."
+    assert await value(conn, "SELECT count(*) FROM decisions") == 0
+
+
+async def test_a_refused_press_in_a_list_is_told_though_the_database_is_away_by_then(
+    alice: Member, conn: Connection
+) -> None:
+    interrupt_id = await ask(conn)
+    said = await alice.command()
+    await decide(conn, interrupt_id, BOB, NO)
+    async with conn.transaction():
+        # What only the list looks at; then what its outcome is told by.
+        await conn.execute("LOCK TABLE delegations IN ACCESS EXCLUSIVE MODE")
+        assert (await alice.press_in_list(said, "approve", f"list-{interrupt_id}")).status == 200
+        await conn.execute("LOCK TABLE approvals IN ACCESS EXCLUSIVE MODE")
+        assert (await alice.bot.note(timeout_s=30.0)).startswith("⚠️ Already rejected by Bob at ")
+
+
+async def test_a_vote_in_a_list_is_told_though_the_database_is_away_by_then(alice: Member, conn: Connection) -> None:
+    interrupt_id = await ask(conn)
+    said = await alice.command()
+    async with conn.transaction():
+        await conn.execute("LOCK TABLE delegations IN ACCESS EXCLUSIVE MODE")
+        assert (await alice.press_in_list(said, "approve", f"list-{interrupt_id}")).status == 200
+        await conn.execute("LOCK TABLE approvals IN ACCESS EXCLUSIVE MODE")
+        assert await alice.bot.note(timeout_s=30.0) == "✅ Your vote counts. What became of it cannot be shown now."
+    assert await value(conn, "SELECT count(*) FROM decisions") == 1
 
 
 async def test_a_command_in_our_channel_is_its_persons_own_teams(alice: Member, conn: Connection) -> None:

@@ -207,7 +207,7 @@ async def test_nobody_is_their_own_delegate(conn: Connection, to: str) -> None:
         await away(conn, ALICE, to=to, until=soon(), made_by=ALICE.key)
 
 
-@pytest.mark.parametrize("until", [soon(minutes=-1), soon(days=LONGEST.days + 1)])
+@pytest.mark.parametrize("until", [soon(minutes=-1), soon(days=LONGEST.days + 2)])
 async def test_it_ends_in_time(conn: Connection, until: datetime) -> None:
     with pytest.raises(BadInput, match="until"):
         await bob_for(conn, ALICE, until)
@@ -246,6 +246,14 @@ def test_a_time_is_said_in_words(text: str, until: str) -> None:
     berlin = ZoneInfo("Europe/Berlin")
     meant = parse_until(text, now=NOW, zone=berlin).astimezone(berlin)
     assert f"{meant:%Y-%m-%d %H:%M:%S}" == until
+
+
+async def test_ninety_days_are_let_and_no_more_wherever_somebody_is(conn: Connection) -> None:
+    for zone in map(ZoneInfo, ("Pacific/Honolulu", "UTC", "Europe/Berlin", "Pacific/Kiritimati")):
+        now = datetime.now(UTC)
+        await bob_for(conn, ALICE, parse_until("90 days", now=now, zone=zone))
+        with pytest.raises(BadInput, match="at most 90 days"):
+            parse_until("91 days", now=now, zone=zone)
 
 
 def test_a_day_is_the_persons_own() -> None:

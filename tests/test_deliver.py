@@ -355,6 +355,7 @@ async def test_two_messages_to_a_channel_are_a_second_apart(
         ("token_revoked", "set SLACK_BOT_TOKEN"),
         ("missing_scope", "manifest.yml"),
         ("invalid_blocks", "api.slack.com"),
+        ("msg_blocks_too_long", "decide it on its page"),
         ("message_not_found", "api.slack.com"),
     ],
 )

@@ -69,6 +69,23 @@ def labels(objects: list[Manifest]) -> list[dict[str, str]]:
     return [each["spec"]["template"]["metadata"]["labels"] for each in objects if pod_of(each)]
 
 
+# Upgrades
+
+
+def test_an_upgrade_waits_for_the_end_of_all_that_writes_before_it_notes_the_head(objects: list[Manifest]) -> None:
+    page = (ROOT / "docs" / "scaling.md").read_text()
+    before = page.partition("### Upgrade\n")[2].partition("# note the audit's head")[0]
+    waits = r"wait --for=delete pod --selector=app\.kubernetes\.io/component=(\w+) --timeout=(\d+)s"
+    waited = {component: int(seconds) for component, seconds in re.findall(waits, before)}
+    deployed = [each["spec"]["template"] for each in of_kind(objects, "Deployment").values()]
+    patience = {
+        each["metadata"]["labels"]["app.kubernetes.io/component"]: each["spec"]["terminationGracePeriodSeconds"]
+        for each in deployed
+    }
+    assert waited.keys() == patience.keys()
+    assert all(waited[component] > patience[component] for component in patience)
+
+
 # What a cluster takes
 
 

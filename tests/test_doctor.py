@@ -20,7 +20,7 @@ from bot.doctor import examine
 from bot.findings import Finding
 from flow import audit
 from flow.database import Connection
-from flow.deliveries import add_endpoints, forget_endpoint
+from flow.deliveries import add_endpoints, forget_endpoint, spread
 from flow.settings import Settings
 from tests.command import ROOT
 from tests.model_server import KEY, FaultyModel, advice, content, error
@@ -133,6 +133,15 @@ async def test_an_endpoint_that_holds_events_is_found(database_url: str, conn: C
     gone = found["webhooks to gone"]
     assert (gone.ok, gone.found.startswith("gone holds 1 events since 20")) == (False, True)
     assert "webhooks forget gone" in gone.fix
+    # No process that has it in its settings runs.
+    await conn.execute("UPDATE events SET created_at = created_at - interval '11 minutes'")
+    late = (await findings(settings_at(database_url, **here)))["webhooks to acme"]
+    assert (late.ok, late.found.startswith("acme holds 1 events since 20")) == (False, True)
+    await spread(conn, "acme")
+    await conn.execute("UPDATE webhook_deliveries SET status = 'dead', due_at = NULL, error = 'it said 404'")
+    dead = (await findings(settings_at(database_url, **here)))["webhooks to acme"]
+    assert (dead.ok, dead.found) == (False, "acme holds 0 events, and 1 dead letters; the last of these: it said 404")
+    assert "webhooks resend --dead --endpoint acme" in dead.fix
     await conn.execute("UPDATE webhook_endpoints SET turned_off_at = now(), reason = 'it said 410' WHERE name = 'acme'")
     off = (await findings(settings_at(database_url, **here)))["webhooks to acme"]
     assert (off.ok, "it is off since" in off.found, "(it said 410)" in off.found) == (False, True, True)

@@ -666,6 +666,44 @@ async def test_a_result_that_cannot_be_kept_is_said_and_the_call_not_made_again(
     assert row == {"status": "done", "result": None, "explained": True}
 
 
+class Told:
+    """A result that says of itself what it was told to, or fails to."""
+
+    def __init__(self, text: str | None) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        if self.text is None:
+            raise OutOfOrder
+        return self.text
+
+
+@pytest.mark.parametrize(
+    ("result", "kept"),
+    [
+        ({"reference": "O-1", "amount": Decimal("2.50")}, "{'reference': 'O-1', 'amount': Decimal('2.50')}"),
+        (Told("O-1\0\ud800" + "x" * 1000), "O-1\ufffd\ufffd" + "x" * 295),
+        (Told(None), None),
+    ],
+    ids=["decimal", "unstorable", "mute"],
+)
+async def test_of_a_result_that_cannot_be_kept_its_reference_is_found_in_the_row_and_not_shown(
+    conn: Connection, result: object, kept: str | None
+) -> None:
+    @idempotent
+    async def act() -> object:
+        return result
+
+    async def node(state: State) -> State:
+        await act()
+        return {}
+
+    await run(conn, graph_of(node))
+    assert await value(conn, "SELECT error->>'result' FROM effects WHERE status = 'done'") == kept
+    assert "act is done, but its result was not kept" in await reason(conn)
+    assert "O-1" not in await reason(conn)
+
+
 # Keys
 
 
@@ -710,6 +748,38 @@ async def test_a_chosen_key_stands_for_one_function_and_its_arguments(conn: Conn
     assert world.done == [100]
     assert "other arguments" in refused[0]
     assert "charge already, not for" in refused[1]
+
+
+async def test_a_charge_with_a_key_is_not_made_again_by_a_release_that_changes_it(
+    conn: Connection, world: World
+) -> None:
+    @idempotent(key=lambda order, **_: f"charge {order}")
+    async def before(order: str) -> str:
+        world.done.append(order)
+        return "O-1"
+
+    @idempotent(key=lambda order, **_: f"charge {order}")
+    async def after(order: str, note: str = "") -> str:
+        world.done.append(order)
+        return "O-2"
+
+    charge, seen = before, []
+
+    async def node(state: State) -> State:
+        seen.append(await charge("A-17"))
+        return {}
+
+    flows = graph_of(failing_once(node))
+    with pytest.raises(DriveFailed, match="OutOfOrder"):
+        await run(conn, flows)
+    charge = after
+    await run(conn, flows)
+    assert "key:charge A-17 stands for" in await reason(conn)
+    # As it was.
+    charge = before
+    await threads.wake(conn, "t1")
+    await run(conn, flows)
+    assert (world.done, seen) == (["A-17"], ["O-1", "O-1"])
 
 
 async def test_two_functions_of_one_name_are_two_effects(conn: Connection, world: World) -> None:

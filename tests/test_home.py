@@ -23,6 +23,7 @@ from bot.lists import Page, approvals_list, paging, parse_turn, stories_list, tu
 from flow.approvals import approval_of, decide
 from flow.database import Connection
 from flow.delegations import away
+from flow.inbox import MOST_COUNTED
 from flow.model import Approval
 from flow.policy import Tier
 from flow.show import Story, stories_of
@@ -80,6 +81,13 @@ async def test_home_shows_an_empty_desk_as_such(alice: Member) -> None:
     view = await alice.opened_home()
     assert home_findings(view) == []
     assert "Waits for you (0)" in words_of(view) and "Nothing waits for you." in words_of(view)
+
+
+@pytest.mark.parametrize(("waiting", "said"), [(99, "(99)"), (MOST_COUNTED, "(99+)")])
+def test_home_says_that_more_wait_than_are_counted_as_the_pages_do(waiting: int, said: str) -> None:
+    none: Page[Any] = Page(rows=[])
+    view = home_view(Contents(waiting=waiting, waits=none, asked=none, decided=none), public_url=None)
+    assert f"Waits for you {said}" in words_of(view)
 
 
 async def test_the_tab_of_messages_publishes_nothing(alice: Member) -> None:

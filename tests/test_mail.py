@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import psycopg
 import pytest
+from pydantic import SecretStr
 
 from bot import blocks
+from bot.doctor import examine
+from bot.findings import Finding
 from bot.mail import Mailer, MailServer, message_of
 from flow import links, mails
 from flow.approvals import approval_of, decide
 from flow.changes import refresh
 from flow.database import Connection
+from flow.figures import figures
 from flow.inputs import mail_person
 from flow.mails import Mail
 from flow.model import Verdict
 from flow.notices import failures_of
 from flow.policy import Rule, Tier, Tiers
+from flow.settings import Settings
 from flow.threads import thread_of
 from tests.asking import REFUND, put
 from tests.browsing import Visitor, pages_in_process
 from tests.command import Terminal
 from tests.local_slack import free_port
-from tests.people import ALICE, YES, ask, start_claim
+from tests.people import ALICE, ANN, YES, ask, start_claim
 from tests.rows import all_rows, break_table, mend_table, one_row, until, value
 from tests.smtp_server import PASSWORD, USER, SmtpServer, smtp_server
 
@@ -255,6 +262,56 @@ async def test_nothing_is_mailed_that_nobody_needs_any_more(smtp: SmtpServer, ma
         await links.revoke_link(conn, await approval_of(conn, revoked), mail_person(address), by="cli:ann")
     assert await mailer.sweep(conn) == (0, 0)
     assert smtp.received == []
+    assert await waiting_mails(conn) == (0, 0)
+
+
+async def test_a_mail_that_waits_counts_as_long_as_somebody_needs_it(conn: Connection) -> None:
+    interrupt_id = await ask(conn, tier=MARY_ALONE)
+    await conn.execute("UPDATE links SET made_at = made_at - interval '1 hour'")
+    an_hour: Any = pytest.approx(3600, abs=60)
+    assert await waiting_mails(conn) == (1, an_hour)
+    await decide(conn, interrupt_id, ANN, YES)
+    assert await waiting_mails(conn) == (0, 0)
+
+
+async def test_a_mail_that_failed_for_good_is_told_until_nobody_needs_it(
+    smtp: SmtpServer, mailer: Mailer, conn: Connection, database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings(
+        database_url=SecretStr(database_url),
+        smtp_url=SecretStr(smtp.url),
+        mail_from="claims@example.com",
+        public_url="https://claims.example.com",
+    )
+
+    async def told() -> tuple[float, Finding]:
+        named = {figure.name: figure.values for figure in await figures(conn, slack=False, mail=True)}
+        [found] = [each async for each in examine(settings) if each.what == "mails"]
+        return named["claim_flow_refused_notices"]["mail",], found
+
+    interrupt_id = await ask(conn, tier=BY_MAIL)
+    assert await told() == (0, Finding(what="mails", ok=True, found="none failed"))
+    smtp.bounces = {MARY}
+    assert await mailer.sweep(conn) == (1, 1)
+    count, found = await told()
+    assert (count, found.ok) == (1, False)
+    assert found.found.startswith(f"1 failed for good; the first, of thread t1 to {MARY}: SMTPRecipientsRefused: ")
+    assert "claim_flow.py deliver" in found.fix
+    [said] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert f"thread t1: the mail to {MARY} failed for good: " in said.message
+    # Somebody brings her a link.
+    await links.make_link(conn, await approval_of(conn, interrupt_id), mail_person(MARY), by="cli:ann", with_code=False)
+    assert (await told())[0] == 0
+
+
+async def test_a_mail_that_failed_is_not_sent_again_once_the_request_is_decided(
+    smtp: SmtpServer, mailer: Mailer, conn: Connection
+) -> None:
+    interrupt_id = await ask(conn, tier=MARY_ALONE)
+    smtp.bounces = {MARY}
+    assert await mailer.sweep(conn) == (0, 1)
+    await decide(conn, interrupt_id, ANN, YES)
+    assert await mails.retry_mails(conn) == 0
 
 
 async def test_a_request_that_is_not_committed_mails_nobody(smtp: SmtpServer, mailer: Mailer, conn: Connection) -> None:
@@ -368,3 +425,10 @@ async def test_the_operators_are_told_whom_a_mail_does_not_reach(conn: Connectio
     await ask(conn, tier=MARY_ALONE)
     said = blocks.alarm(await thread_of(conn, "t1"), [("mail", f"{MARY}: <no> such user")])
     assert said is not None and MARY in said and "&lt;no&gt; such user" in said and "claim_flow.py link" in said
+
+
+async def waiting_mails(conn: Connection) -> tuple[float, float]:
+    """How many mails the figures say wait, and since how many seconds the first of them does."""
+    named = {figure.name: figure.values for figure in await figures(conn, slack=False, mail=True)}
+    kinds = (named["claim_flow_waiting_notices"], named["claim_flow_oldest_waiting_notice_seconds"])
+    return kinds[0]["mail",], kinds[1]["mail",]

@@ -15,9 +15,10 @@ import yaml  # type: ignore[import-untyped]
 from prometheus_client.parser import text_string_to_metric_families
 
 from bot.metrics import exposition
-from flow import counts, figures
+from flow import counts, deliveries, figures
 from flow.counts import Count, Times
 from flow.database import Connection, connect
+from flow.events import give_positions
 from tests.api_door import SECRET, signed
 from tests.bank import Bank
 from tests.command import ROOT, Terminal
@@ -25,6 +26,7 @@ from tests.drives import held_at_payment
 from tests.driving import waiting_claim
 from tests.fault_proxy import FaultProxy
 from tests.local_slack import free_port
+from tests.people import ask as ask_somebody
 from tests.people import start_claim
 from tests.rows import break_table, until, value
 from tests.services import Town
@@ -334,6 +336,39 @@ async def test_notices_that_nobody_sends_here_are_not_told(conn: Connection, flo
     assert named["claim_flow_waiting_notices"].values == {("webhook",): 0.0}
 
 
+async def webhooks(conn: Connection) -> tuple[float, float, float]:
+    """Of events for endpoints: how many wait, since how many seconds the first of them does, and what is refused."""
+    named = {figure.name: figure.values for figure in await figures.figures(conn, slack=False, mail=False)}
+    told = ("waiting_notices", "oldest_waiting_notice_seconds", "refused_notices")
+    waiting, oldest_s, refused = (named[f"claim_flow_{name}"]["webhook",] for name in told)
+    return waiting, oldest_s, refused
+
+
+async def test_an_event_that_no_endpoint_gets_is_told_wherever_it_stopped(conn: Connection) -> None:
+    assert await webhooks(conn) == (0, 0, 0)
+    await ask_somebody(conn, "before")
+    await deliveries.add_endpoints(conn, ["acme"])
+    assert await webhooks(conn) == (0, 0, 0)
+    await ask_somebody(conn, "t1")
+    await conn.execute("UPDATE events SET created_at = created_at - interval '1 hour' WHERE thread_id = 't1'")
+    an_hour: Any = pytest.approx(3600, abs=60)
+    # No process that knows of the endpoint runs: the event has no position, then one.
+    assert await webhooks(conn) == (1, an_hour, 0)
+    await give_positions(conn)
+    assert await webhooks(conn) == (1, an_hour, 0)
+    await deliveries.spread(conn, "acme")
+    assert await webhooks(conn) == (1, an_hour, 0)
+    delivery = await deliveries.lease(conn, "acme")
+    assert delivery is not None
+    await deliveries.mark_dead(conn, delivery, "it said 404")
+    assert await webhooks(conn) == (0, 0, 1)
+    await deliveries.turn_off(conn, delivery, "it said 410")
+    await ask_somebody(conn, "t2")
+    assert await webhooks(conn) == (0, 0, 2)
+    await deliveries.resend_dead(conn, "acme", by="cli:ann")
+    assert (await webhooks(conn))[::2] == (2, 0)
+
+
 def test_times_are_told_as_prometheus_wants_them() -> None:
     took, happened = Times("took_seconds", "How long.", (0.1, 1.0)), Count("things", 'What "happened".', "what")
     for seconds in (0.05, 0.1, 0.5, 7.0):
@@ -401,7 +436,7 @@ def test_an_expression_is_whole(expression: str) -> None:
     rest = re.sub(r'\{\w+(?:=|=~)"[\w|]+"\}|\[\d+m\]', "", expression)
     rest = re.sub(r"\s*\bby \(\w+(?:, \w+)*\)\s*", "", rest)
     for _ in range(expression.count("(")):
-        rest = re.sub(r"\b(?:max|min|sum|rate|increase|histogram_quantile)\((?:0\.\d+, )?[\w.]+\)", "1", rest)
+        rest = re.sub(r"\b(?:absent|max|min|sum|rate|increase|histogram_quantile)\((?:0\.\d+, )?[\w.]+\)", "1", rest)
     assert re.fullmatch(r"\w+(?: (?:[*<>]|==) \d+)*", rest), rest
 
 
@@ -414,6 +449,8 @@ def test_alerts_cover_what_must_wake_somebody() -> None:
         "ClaimFlowThreadStuck",
         "ClaimFlowPaymentUnknown",
         "ClaimFlowNoticesLate",
+        # Without a process no other rule has anything to compare.
+        "ClaimFlowAway",
     }
     assert len(names) == len(rules)
     assert all(rule["annotations"]["summary"] and rule["labels"]["severity"] in ("page", "ticket") for rule in rules)

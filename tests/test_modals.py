@@ -144,7 +144,7 @@ async def test_a_question_of_another_flow_is_rejected_the_same_way(
 ) -> None:
     interrupt_id = await put(conn, REFUND)
     assert await press(bot, conn, interrupt_id, "reject") == 200
-    assert "Refund: 1,250.00 EUR" in words_of(await shown(slack))
+    assert "1,250.00 EUR: Refund" in words_of(await shown(slack))
     assert await reject(bot, conn, interrupt_id, "no such order") == {}
     assert await value(conn, "SELECT reason FROM decisions") == "no such order"
     # It has no amount of a claim's.

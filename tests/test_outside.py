@@ -1,8 +1,11 @@
-"""A flow's calls to URLs of its input reach public addresses only, and exactly those that were checked."""
+"""A flow's calls to URLs of its input reach public addresses only, exactly those that were checked, and end."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+import contextlib
+import gzip
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import httpx
 import pytest
@@ -16,6 +19,15 @@ from tests.pattern_runs import drive_here, start
 
 KEY = {"Idempotency-Key": "k"}
 
+each_pattern = pytest.mark.parametrize(
+    ("flow", "given"),
+    [
+        ("fan-out", lambda url: {"urls": [url]}),
+        ("batch", lambda url: {"items": ["a"], "url": url}),
+        ("payment", lambda url: {"amount": "20", "url": url}),
+    ],
+)
+
 
 @pytest.fixture
 async def service() -> AsyncIterator[Outside]:
@@ -27,8 +39,29 @@ async def post(url: str, *, is_async: bool) -> httpx.Response:
     if is_async:
         async with outside.async_client() as http:
             return await http.post(url, json={}, headers=KEY)
+    return await asyncio.to_thread(post_sync, url)
+
+
+def post_sync(url: str) -> httpx.Response:
     with outside.client() as http:
         return http.post(url, json={}, headers=KEY)
+
+
+@contextlib.asynccontextmanager
+async def answering(answer: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> AsyncIterator[str]:
+    """The URL of a service that lets this write its answers, whatever they are, and then hangs up."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            await answer(writer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hook"
+    finally:
+        server.close()
 
 
 @pytest.mark.parametrize("is_async", [True, False])
@@ -37,6 +70,11 @@ async def test_what_is_not_public_is_not_asked(service: Outside, host: str, is_a
     with pytest.raises(ForbiddenAddress, match="not a public address"):
         await post(f"http://{host}:{service.port}/hook", is_async=is_async)
     assert service.asked == []
+
+
+async def test_a_sync_client_may_be_used_where_an_event_loop_runs() -> None:
+    with pytest.raises(ForbiddenAddress):
+        post_sync("http://127.0.0.1:1/")
 
 
 async def test_a_name_with_one_address_that_is_not_public_is_not_asked(
@@ -64,14 +102,7 @@ async def test_a_name_is_looked_up_once_and_the_address_that_was_checked_is_aske
     assert answer.request.extensions["sni_hostname"] == "service.example"
 
 
-@pytest.mark.parametrize(
-    ("flow", "given"),
-    [
-        ("fan-out", lambda url: {"urls": [url]}),
-        ("batch", lambda url: {"items": ["a"], "url": url}),
-        ("payment", lambda url: {"amount": "20", "url": url}),
-    ],
-)
+@each_pattern
 async def test_no_pattern_asks_what_only_we_can_reach(
     service: Outside, conn: Connection, flow: str, given: Callable[[str], dict[str, object]]
 ) -> None:
@@ -79,3 +110,81 @@ async def test_no_pattern_asks_what_only_we_can_reach(
     with pytest.raises(DriveFailed, match="not a public address"):
         await drive_here(conn, "t1")
     assert service.asked == []
+
+
+# How long, and how much
+
+
+BODY = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"
+HEADER = b"HTTP/1.1 200 OK\r\nX-Long: "
+
+
+async def drip(writer: asyncio.StreamWriter, before: bytes) -> None:
+    """A hundred bytes more, each long before anybody who waits for a byte gives up."""
+    writer.write(before)
+    for _ in range(100):
+        writer.write(b"x")
+        await writer.drain()
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize("before", [BODY, HEADER], ids=["body", "header"])
+async def test_a_service_that_answers_drop_by_drop_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, before: bytes, is_async: bool
+) -> None:
+    monkeypatch.setenv("WEBHOOK_ALLOW_PRIVATE", "true")
+    monkeypatch.setattr(outside, "TIMEOUT_S", 0.5)
+    async with answering(lambda writer: drip(writer, before)) as url:
+        with pytest.raises(httpx.TimeoutException, match=r"no whole answer within 0\.5 s"):
+            await post(url, is_async=is_async)
+
+
+@each_pattern
+async def test_no_pattern_waits_for_a_service_that_answers_drop_by_drop(
+    conn: Connection, monkeypatch: pytest.MonkeyPatch, flow: str, given: Callable[[str], dict[str, object]]
+) -> None:
+    monkeypatch.setenv("WEBHOOK_ALLOW_PRIVATE", "true")
+    monkeypatch.setattr(outside, "TIMEOUT_S", 0.5)
+    async with answering(lambda writer: drip(writer, BODY)) as url:
+        await start(conn, flow, "t1", **given(url))
+        with pytest.raises(DriveFailed, match="no whole answer"):
+            await drive_here(conn, "t1")
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_an_answer_that_is_too_long_is_read_no_further(monkeypatch: pytest.MonkeyPatch, is_async: bool) -> None:
+    monkeypatch.setenv("WEBHOOK_ALLOW_PRIVATE", "true")
+
+    async def flood(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        for _ in range(200):
+            writer.write(b"x" * 100_000)
+            await writer.drain()
+
+    async with answering(flood) as url:
+        with pytest.raises(httpx.ReadError, match="longer than 1000000 bytes"):
+            await post(url, is_async=is_async)
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_an_answer_that_unfolds_is_not_unfolded(monkeypatch: pytest.MonkeyPatch, is_async: bool) -> None:
+    """A thousand bytes of it may be a million."""
+    monkeypatch.setenv("WEBHOOK_ALLOW_PRIVATE", "true")
+    body = gzip.compress(b"x" * 10_000_000)
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n" + body)
+        await writer.drain()
+
+    async with answering(answer) as url:
+        answered = await post(url, is_async=is_async)
+    assert (answered.status_code, answered.content == body) == (200, True)
+    assert answered.request.headers["Accept-Encoding"] == "identity"
+
+
+async def test_an_answer_within_the_limits_comes_whole(monkeypatch: pytest.MonkeyPatch, service: Outside) -> None:
+    monkeypatch.setenv("WEBHOOK_ALLOW_PRIVATE", "true")
+    for is_async in (True, False):
+        answer = await post(f"{service.url}/hook", is_async=is_async)
+        assert (answer.status_code, answer.json()) == (201, {"reference": "O-1"})

@@ -163,6 +163,35 @@ async def test_a_service_that_fails_is_asked_again_under_the_same_key(
     assert [effect["attempt"] for effect in await effects_of(conn, "t1")] == [2, 1]
 
 
+@pytest.mark.parametrize(
+    "said",
+    [{"reference": None}, {"reference": ""}, {"reference": ["O-1"]}, {"reference": True}, {}, ["O-1"], "O-1"],
+    ids=repr,
+)
+async def test_an_answer_without_a_reference_is_no_charge_and_the_service_is_asked_again(
+    conn: Connection, outside: Outside, said: Any
+) -> None:
+    outside.saying["/charges"] = said
+    await start(conn, "payment", "t1", amount="20", url=outside.url)
+    with pytest.raises(DriveFailed, match="without a reference"):
+        await drive_here(conn, "t1")
+    outside.saying.clear()
+    assert await drive_here(conn, "t1") == "over"
+    assert (await result_of(conn, "t1"))["charge"] == "O-1"
+    assert outside.done_by_path == {"/charges": 1, "/receipts": 1}
+
+
+@pytest.mark.parametrize("reference", ["4111111111111111", "sk_live_" + "4eC39HqLyjWDarjtT1", 4111111111111111])
+async def test_a_reference_that_looks_like_a_secret_is_reviewed(
+    conn: Connection, outside: Outside, reference: str | int
+) -> None:
+    """The money has moved: nobody could refund what nobody can be asked about."""
+    outside.saying["/charges"] = {"reference": reference}
+    await start(conn, "payment", "t1", amount="2000", url=outside.url)
+    assert await drive_here(conn, "t1") == "waiting"
+    assert await value(conn, "SELECT request->'fields' FROM approvals") == [["Charge", str(reference)]]
+
+
 async def test_without_a_service_every_thread_has_references_of_its_own(conn: Connection) -> None:
     references = set()
     for thread_id in ("t1", "t2"):
@@ -179,6 +208,12 @@ async def test_without_a_service_every_thread_has_references_of_its_own(conn: Co
 def test_what_cannot_be_charged_is_refused_before_anything_happens(given: dict[str, Any]) -> None:
     with pytest.raises(BadInput):
         pattern("payment").checked(given)
+
+
+@pytest.mark.parametrize("url", ["https://bank/pay?key=1", "https://bank/pay?", "https://bank/#pay"])
+def test_a_service_whose_url_nothing_can_be_added_to_is_refused(url: str) -> None:
+    with pytest.raises(BadInput, match="has a query or a fragment: /charges, /refunds and /receipts come after it"):
+        pattern("payment").checked({"amount": "20", "url": url})
 
 
 async def test_an_amount_with_an_exponent_is_charged_and_asked_about_in_plain_digits(conn: Connection) -> None:

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from bot.blocks import card, parse_button, parse_click, reply
+from bot.blocks import card, parse_button, parse_click, reply, told_outcome
+from bot.home import Contents, home_view, outcome_line
+from bot.lists import Page, approvals_list
 from bot.questions import form_of, has_form, typed_in
+from bot.views import reject_form
 from flow.errors import Unaskable
 from flow.model import Approval, Decision, Thread
 from flow.questions import question_of, stored_question
@@ -20,6 +23,7 @@ from tests.block_kit import findings, texts, view_findings
 from tests.test_blocks import _AT, APPROVAL, THREAD, YES
 
 _NO = replace(YES, verdict="reject", reason="not this quarter")
+_LOUD = replace(YES, person_name="&" * 300, reason="<&>" * 1000)
 _PRESSER = {"user": {"id": "U01ALICE", "team_id": "T01TEST"}, "trigger_id": "1.2.a"}
 
 # What a flow, or the model behind it, may write to be taken for the bot, or to break its card.
@@ -68,13 +72,20 @@ def buttons_of(approval: Approval) -> dict[str, dict[str, Any]]:
 def _situations(draw: st.DrawFn) -> tuple[Approval, Thread]:
     value = draw(_REQUESTS | _CALLS | _ANYTHING | _ARGS.map(lambda args: human_interrupt(args=args)))
     status = draw(st.sampled_from(["pending", "approved", "rejected", "expired", "withdrawn", "superseded"]))
-    decisions = draw(st.lists(st.sampled_from([YES, replace(_NO, person_name="<!here>" * 40)]), max_size=3))
+    decisions = draw(st.lists(st.sampled_from([YES, replace(_NO, person_name="<!here>" * 40), _LOUD]), max_size=3))
     thread = of_flow(
         draw(st.sampled_from(["waiting", "done", "stuck", "failed"])), result=draw(_ANYTHING), reason=draw(_TEXT)
     )
-    expires_at = draw(st.none() | st.just(_AT))
+    more = {
+        "decisions": tuple(decisions) * draw(st.sampled_from([1, 30])),
+        "expires_at": draw(st.none() | st.just(_AT)),
+        "rank": draw(st.integers(0, 1)),
+        "required": draw(st.sampled_from([1, 99])),
+        "escalated_at": draw(st.none() | st.just(_AT)),
+        "escalate_to": ("&" * 300,) * 3,
+    }
     try:
-        return asked(value, status=status, decisions=tuple(decisions), expires_at=expires_at), thread
+        return asked(value, status=status, **more), thread
     except Unaskable:
         reject()
 
@@ -96,7 +107,7 @@ def test_slack_takes_the_card_of_every_question_and_nothing_on_it_is_markup_or_h
 def test_no_card_of_a_flow_without_a_payment_speaks_of_one(situation: tuple[Approval, Thread]) -> None:
     _, blocks = card(*situation, None)
     ours = "\n".join(each["text"] for each in texts(blocks) if each["type"] == "mrkdwn")
-    for word in ("Nothing was paid", "*Amount*", "Not paid", "💸"):
+    for word in ("Nothing was paid", "Not paid", "💸"):
         assert word not in ours
     assert "paid" not in reply(situation[0], replace(situation[1], result=None, reason=None), None).lower()
 
@@ -123,16 +134,46 @@ def test_slack_takes_every_form_and_what_comes_back_untouched_is_no_change(value
 # What it says
 
 
-def test_a_request_is_its_title_and_amount_its_fields_and_who_asks() -> None:
+def test_a_request_is_its_amount_and_title_its_fields_and_who_asks() -> None:
     text, blocks = card(asked(REFUND), of_flow("waiting"), None)
-    assert text == "Approval needed: Refund: 1,250.00 EUR, requested by cli:ann (thread t1)"
-    assert [each["text"] for each in texts(blocks)][:9] == [
-        "Refund: 1,250.00 EUR",
-        "*Requested by*", "cli:ann",
+    assert text == "Approval needed: 1,250.00 EUR: Refund, requested by cli:ann (thread t1)"
+    assert [each["text"] for each in texts(blocks)][:11] == [
+        "1,250.00 EUR: Refund",
+        "*Amount*", "1,250.00 EUR", "*Requested by*", "cli:ann",
         "Order", "A-17", "Customer", "ACME",
         "Why", "The chair came with three legs.\nIt was to have four.",
     ]  # fmt: skip
     assert list(buttons_of(asked(REFUND))) == ["approve", "reject", "details"]
+
+
+@pytest.mark.parametrize("status", ["pending", "approved"])
+def test_however_long_its_title_is_a_request_shows_its_amount_wherever_it_is_approved(status: str) -> None:
+    title = "Refund for order 4711: " + "the chair came with three legs & " * 7
+    approval = asked({"title": title, "amount": "98000", "currency": "EUR"}, status=status, rank=1)
+    thread = of_flow("waiting")
+    text, blocks = card(approval, thread, None)
+    two = Page(rows=[approval, replace(approval, interrupt_id="ab" * 16)])
+    home = home_view(Contents(waiting=2, waits=two, asked=Page(rows=[]), decided=two), public_url=None)
+    boxes = [box["text"]["text"] for each in home["blocks"] for box in _boxes(each)]
+    assert len(boxes) == 2
+    listed, rows = approvals_list(two, "waits", open_ids=frozenset({approval.interrupt_id}), public_url=None)
+    shown = {
+        "card": blocks[0]["text"]["text"],
+        "fact": " ".join(each["text"] for each in blocks[1]["fields"][:2]),
+        "notification": text,
+        "tick box": boxes[0],
+        "home": home["blocks"][2]["text"]["text"],
+        "list": rows[1]["text"]["text"],
+        "list's notification": listed,
+        "rejection": reject_form(approval, "{}")["blocks"][0]["text"]["text"],
+        "outcome": told_outcome(approval, thread, None),
+        "line": outcome_line(approval, None),
+    }
+    assert [place for place, said in shown.items() if "98,000.00 EUR" not in said] == []
+
+
+def _boxes(block: dict[str, Any]) -> list[dict[str, Any]]:
+    return [option for each in block.get("elements", []) for option in each.get("options", [])]
 
 
 def test_an_action_is_its_name_its_arguments_and_what_is_said_of_it() -> None:
@@ -151,6 +192,38 @@ def test_what_has_no_room_is_said_to_stand_on_the_page() -> None:
     assert "… see the page" in words_of(asked(many))
     long = words_of(asked({"title": "Long", "fields": {"Text": "y" * 4000}}))
     assert any(each.endswith("y… see the page") for each in long)
+
+
+def test_a_card_that_slack_would_not_take_in_full_is_cut_and_asks_all_the_same() -> None:
+    body = "Dear customer, we are sorry. " * 56
+    mails = [(f"send_email_{n}", {"text": body}, ("approve", "reject")) for n in range(9)]
+    text, blocks = card(asked(tool_calls(*mails)), of_flow("waiting"), None)
+    assert findings(text, blocks) == []
+    words = [each["text"] for each in texts(blocks)]
+    assert "… see the page" in words and {"Requested by", "cli:ann"} <= {each.strip("*") for each in words}
+    assert sum(each.startswith("send_email_") and "\n" in each for each in words) == 3
+    assert list(buttons_of(asked(tool_calls(*mails)))) == ["approve", "reject", "change", "details"]
+
+
+def test_votes_and_reasons_take_nothing_of_the_question_from_its_card() -> None:
+    fields = {f"Field {n}": "y" * 1400 for n in range(9)}
+    options = [f"pay {n} {'x' * 60}" for n in range(20)]
+    for request in ({"title": "t" * 999, "fields": fields}, {"title": "t" * 999, "fields": fields, "options": options}):
+        before = asked({**request, "amount": "98000", "currency": "EUR"}, rank=1, required=99, expires_at=_AT)
+        after = replace(before, decisions=(_LOUD,) * 60, escalated_at=_AT, escalate_to=("&" * 300,) * 9)
+        assert _field_words(before) == _field_words(after) != []
+        for approval in (before, after):
+            text, blocks = card(approval, of_flow("stuck", reason="&" * 999), None)
+            assert findings(text, blocks) == []
+            assert blocks[0]["text"]["text"].startswith("98,000.00 EUR")
+            assert "cli:ann" in words_of(approval)
+            assert len(buttons_of(approval)) == len(request.get("options", ["approve"])) + len(["reject", "details"])
+    settled = replace(after, status="approved", settled_at=_AT)
+    assert findings(*card(settled, of_flow("done", result="&" * 9999), None)) == []
+
+
+def _field_words(approval: Approval) -> list[str]:
+    return [each for each in words_of(approval) if each.startswith(("Field", "y", "… see the page"))]
 
 
 @pytest.mark.parametrize(
@@ -248,7 +321,7 @@ def test_a_rejected_question_says_by_whom_and_what_its_flow_came_to() -> None:
     done = of_flow("done", result={"status": "rejected"})
     text, blocks = card(rejected, done, None)
     words = "\n".join(each["text"] for each in texts(blocks))
-    assert text.startswith("❌ Rejected: Refund: 1,250.00 EUR")
+    assert text.startswith("❌ Rejected: 1,250.00 EUR: Refund")
     assert "❌ *Rejected by alice*" in words
     assert "alice: not this quarter" in words
     assert reply(rejected, done, None) == '❌ Rejected by alice. Done: {"status": "rejected"}'

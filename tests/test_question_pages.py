@@ -317,7 +317,7 @@ async def test_a_question_without_an_amount_wants_the_code_wherever_one_may_be_w
 @pytest.mark.parametrize(
     ("value_", "subject"),
     [
-        (REFUND, "Approval needed: Refund: 1,250.00 EUR"),
+        (REFUND, "Approval needed: 1,250.00 EUR: Refund"),
         (tool_call(), "Approval needed: send_email"),
         ({"title": "Look at evil.example"}, "Approval needed"),
         ({**REFUND, "title": "https://evil"}, "Approval needed: 1,250.00 EUR"),

@@ -298,6 +298,24 @@ HAZARDS = textwrap.dedent(
 )
 
 
+async def test_the_end_of_the_terminal_ends_a_worker_unless_it_was_started_with_nohup(
+    town: Town, conn: Connection
+) -> None:
+    async with town.worker(conn) as there:
+        there.signal(signal.SIGHUP)
+        assert (await there.end()).code == 0
+    # All that `nohup` does to whoever it starts.
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        async with town.worker(conn) as stays:
+            stays.signal(signal.SIGHUP)
+            await start_claim(conn, "t1", "20")
+            await stays.until(lambda: paid_are(conn, 1))
+            assert (await stays.stop()).code == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 # The database
 
 

@@ -585,6 +585,7 @@ async def test_a_deliverer_goes_on_when_the_database_is_back(
         *((address, False) for address in ("127.0.0.1", "127.8.9.10", "0.0.0.0", "0.1.2.3", "10.0.0.1")),
         *((address, False) for address in ("172.16.0.1", "172.31.255.255", "192.168.1.1", "169.254.169.254")),
         *((address, False) for address in ("100.64.0.1", "192.0.0.1", "192.0.2.1", "192.88.99.1", "198.18.0.1")),
+        *((address, False) for address in ("168.63.129.16", "192.0.0.192")),
         *((address, False) for address in ("198.51.100.1", "203.0.113.1", "224.0.0.1", "224.0.1.1", "239.1.1.1")),
         *((address, False) for address in ("240.0.0.1", "255.255.255.255", "::", "::1", "::127.0.0.1")),
         *((address, False) for address in ("::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:169.254.169.254")),

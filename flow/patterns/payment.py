@@ -10,23 +10,34 @@ that honours it, is what makes once out of at least once.
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 from langgraph.graph import END, START, StateGraph
-from pydantic import BaseModel, HttpUrl
+from pydantic import AfterValidator, BaseModel, HttpUrl
 
 from flow.asking import Request, ask
 from flow.effects import idempotency_key, idempotent
 from flow.flows import Flow
+from flow.inputs import MAX_NAME, storable
 from flow.outside import async_client
 from flow.patterns.usd import Dollars
 
 LIMIT = Decimal(1_000)
 
 
+def ends_in_its_path(url: HttpUrl) -> HttpUrl:
+    if {"?", "#"} & set(str(url)):
+        raise ValueError("it has a query or a fragment: /charges, /refunds and /receipts come after it")
+    return url
+
+
 class Payment(BaseModel):
     amount: Dollars
-    url: HttpUrl | None = None
+    url: Annotated[HttpUrl, AfterValidator(ends_in_its_path)] | None = None
+
+
+class NoReference(Exception):
+    """The service says that it has done what was ordered, and not as what: asking again under the same key may tell."""
 
 
 class State(TypedDict, total=False):
@@ -70,7 +81,14 @@ async def order(url: str | None, what: str, **details: str) -> str:
         answer = await http.post(
             f"{url.rstrip('/')}/{what}", json=details, headers={"Idempotency-Key": idempotency_key()}
         )
-    return str(answer.raise_for_status().json()["reference"])
+    return reference_in(answer.raise_for_status().json())
+
+
+def reference_in(answer: Any) -> str:
+    reference = answer.get("reference") if isinstance(answer, dict) else None
+    if type(reference) not in (str, int) or reference == "":
+        raise NoReference("the service answered without a reference")
+    return storable(str(reference))[:MAX_NAME]
 
 
 def build() -> StateGraph[State, Any, Any, Any]:
@@ -95,4 +113,5 @@ def is_large(state: State) -> bool:
     return Decimal(state["amount"]) > LIMIT
 
 
-FLOW = Flow(name="payment", version="1", build=build, input=Payment)
+# A service's reference may look like a token or a card's number; when it is shown, the money has moved already.
+FLOW = Flow(name="payment", version="1", build=build, input=Payment, not_secret=("Charge",))
