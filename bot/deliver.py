@@ -175,8 +175,9 @@ class Deliverer:
                 await notices.mark_later(conn, notice, wait_s=1, error="its card is not posted yet", ambiguous=False)
                 return False
         except LeaseLost:
-            # It is another's by now, and so is what becomes of it.
+            # It is another's by now, and so is what becomes of it; but for what we have written at some copies already.
             log.warning("thread %s: its %s was left to another deliverer", notice.thread_id, notice.kind)
+            await notices.show_once_more(conn, notice)
             return True
         except WorkspaceClosed as exc:
             log.error("thread %s: its %s cannot be posted: %s", notice.thread_id, notice.kind, exc)  # noqa: TRY400 (no bug of ours)
@@ -185,7 +186,7 @@ class Deliverer:
             await self._refused(outlet, conn, notice, recorder, exc)
         except PlaceRefused as exc:
             await self._refused(outlet, conn, notice, recorder, exc.cause, place=exc.place)
-        except (ArithmeticError, KeyError, TypeError, ValueError) as exc:
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as exc:
             # A request that we cannot show, or an answer that we cannot read, must not keep the others waiting.
             log.exception("thread %s: its %s cannot be shown", notice.thread_id, notice.kind)
             why = f"it cannot be shown: {type(exc).__name__}: {exc}"

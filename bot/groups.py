@@ -153,7 +153,7 @@ class OwnTeam:
         Raises BadInput, or FlowError if Slack does not say.
         """
         try:
-            may = await self._may_stand_in(name)
+            may = await self.may_stand_in(name)
         except _NO_ANSWER as exc:
             _say(exc)
             raise FlowError(f"Slack did not say who {name} is: try again in a moment") from exc
@@ -161,17 +161,18 @@ class OwnTeam:
             raise BadInput("the delegate", name, "only a full member of this workspace can decide for somebody else")
 
     async def standing_in(self, stood_in: Collection[Delegation]) -> list[Delegation]:
-        """Those of them whose delegate would be let decide now, as far as Slack says so."""
+        """Those of them whose delegate would be let decide now, as far as Slack says so: for what names people, and can
+        do without a name."""
         found = []
         for each in stood_in:
             try:
-                if await self._may_stand_in(each.delegate):
+                if await self.may_stand_in(each.delegate):
                     found.append(each)
             except _NO_ANSWER as exc:
                 _say(exc)
         return found
 
-    async def _may_stand_in(self, name: str) -> bool:
+    async def may_stand_in(self, name: str) -> bool:
         """Whether a person of this name is let decide for another. Raises what the client raises."""
         team, _, user_id = name.removeprefix("slack:").rpartition("/")
         if not is_member(user_id):

@@ -2,15 +2,16 @@
 
 Slack has no idempotency key: after a result that leaves it open whether Slack acted, the channel's history is searched
 for the interrupt id in the message's metadata before the one re-send. An update is always rendered from the rows, never
-from what was posted, so doing it twice is harmless. Whatever Slack refuses rises: what becomes of a notice is
-`bot.deliver`'s business.
+from what was posted, so doing it twice is harmless. Of several copies each is noted as soon as Slack has answered: what
+is tried again goes on where it was stopped, or eighty copies would never all come true at fifty calls a minute.
+Whatever Slack refuses rises: what becomes of a notice is `bot.deliver`'s business.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -106,8 +107,7 @@ class Outlet:
         # Nobody is shown anew what is settled, nor where somebody has put in a place past us; what was perhaps shown is
         # looked for.
         if approval.is_open or notice.ambiguous:
-            stood_in = await standing_in_for(conn, approval) if approval.post_to != "channel" else []
-            for place in await self._places.of(approval, stood_in):
+            async for place in self._places_of(conn, approval):
                 with refusals.of(place or self.channel):
                     copies += await self._fill(conn, notice, approval, place, copies, text=text, blocks=shown)
             if not copies and approval.post_to == "direct":
@@ -116,6 +116,17 @@ class Outlet:
                 with refusals.of(place or self.channel):
                     await self._fill(conn, notice, approval, place, copies, text=text, blocks=shown)
         refusals.raise_first()
+
+    async def _places_of(self, conn: Connection, approval: Approval) -> AsyncIterator[str]:
+        """Where its copies belong; last, as nobody else is to wait for what Slack says of them, those who decide for
+        somebody who is away."""
+        listed = await self._places.of(approval)
+        for place in listed:
+            yield place
+        if approval.post_to != "channel" and (stood_in := await standing_in_for(conn, approval)):
+            for place in await self._places.of_delegates(approval, stood_in):
+                if place not in listed:
+                    yield place
 
     async def _fill(
         self,
@@ -147,15 +158,16 @@ class Outlet:
         if not approval.is_open:
             return []
         at = await self._post(conn, notice, channel, **message)
-        await notices.remember_message(conn, approval.interrupt_id, *at, place=place)
+        await notices.remember_message(conn, approval.interrupt_id, *at, place=place, showing=notice)
         return [notices.Copy(channel=at[0], ts=at[1], place=place)]
 
     async def _update(
         self, conn: Connection, notice: Notice, copies: Sequence[notices.Copy], refusals: Refusals, **message: Any
     ) -> list[notices.Copy]:
-        """Update every copy, and return those that are still there: one that was deleted is forgotten."""
-        left = []
-        for number, copy in enumerate(copies):
+        """Update every copy that is not known to show this version, and return those that are still there: one that was
+        deleted is forgotten."""
+        left = [copy for copy in copies if copy.has(notice)]
+        for number, copy in enumerate(copy for copy in copies if not copy.has(notice)):
             if number:
                 await _hold(conn, notice)
             with refusals.of(copy.channel):
@@ -169,6 +181,8 @@ class Outlet:
                     await notices.forget_message(conn, copy.channel, copy.ts)
                 else:
                     left.append(copy)
+                    if len(copies) > 1:
+                        await notices.note(conn, notice, copy)
         return left
 
     async def _say(self, conn: Connection, notice: Notice) -> bool:
@@ -181,18 +195,22 @@ class Outlet:
         copies, refusals = await notices.copies_of(conn, approval.interrupt_id), Refusals()
         if not copies and await notices.card_status(conn, approval.interrupt_id) in ("pending", "sending"):
             return False
-        # An earlier attempt may have reached a copy, and failed at the next; of a reminder that does no harm.
         if notice.kind == "reminder":
             doubt = notice.ambiguous
             missing, group_ids = await self._places.missing(approval, await standing_in_for(conn, approval))
             text = blocks.reminder(approval, missing, group_ids)
             below = [copy for copy in copies if concerns(copy, missing)]
         else:
+            # An earlier attempt may have reached a copy, and failed at the next.
             doubt, text, below = notice.attempt > 1, blocks.reply(approval, thread, payment), copies
-        for copy in below:
+        for copy in (copy for copy in below if not copy.has(notice)):
             with refusals.of(copy.channel):
                 if not (doubt and await self._has_reply(copy.channel, copy.ts, notice)):
                     await self._post(conn, notice, copy.channel, thread_ts=copy.ts, text=text)
+                    # They are told in turn: no attempt has come further.
+                    doubt = False
+                if len(below) > 1:
+                    await notices.note(conn, notice, copy)
         if notice.kind == "reply":
             await self._tell_requester(conn, notice, approval, copies, blocks.told_outcome(approval, thread, payment))
         refusals.raise_first()

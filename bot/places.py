@@ -29,18 +29,24 @@ class Places:
         """The approval as messages to this team show it."""
         return as_named_here(approval, await self._team.keys())
 
-    async def of(self, approval: Approval, stood_in: Collection[Delegation]) -> list[str]:
-        """Where its copies belong: the tier's channel, and each member of ours who is listed by their id, or decides
-        for one of those while they are away; not those who may not decide it.
+    async def of(self, approval: Approval) -> list[str]:
+        """Where its copies belong: the tier's channel, and each member of ours who is listed by their id; not those who
+        may not decide it.
 
         User groups get none: their people change, and a message stays.
         """
         channel = approval.channel or OWN_CHANNEL
         if approval.post_to == "channel":
             return [channel]
-        may = await self._team.standing_in(stood_in)
-        members = _members(asked_of(approval, may, await self._team.keys()))
+        members = _members(asked_of(approval, [], await self._team.keys()))
         return members if approval.post_to == "direct" else [channel, *members]
+
+    async def of_delegates(self, approval: Approval, stood_in: Collection[Delegation]) -> list[str]:
+        """The same of each member of ours who decides for one of those while they are away. Raises what the client
+        raises if Slack does not say whether they may: a copy that is left out would be missing for good."""
+        may = [each for each in stood_in if await self._team.may_stand_in(each.delegate)]
+        asked = asked_of(approval, may, await self._team.keys())
+        return list(dict.fromkeys(each.stand_in for each in asked if each.stand_in and is_member(each.stand_in)))
 
     async def missing(self, approval: Approval, stood_in: Collection[Delegation]) -> tuple[list[Asked], dict[str, str]]:
         """Whose votes are missing, and the ids of user groups among them by their handles."""

@@ -49,7 +49,11 @@ class Hours:
 
 def next_reminder(after: datetime, every_s: float, hours: str | None) -> datetime:
     """When to remind of what was last spoken of at `after`."""
-    at = after + timedelta(seconds=every_s)
+    return next_open(after + timedelta(seconds=every_s), hours)
+
+
+def next_open(at: datetime, hours: str | None) -> datetime:
+    """`at`, if that is in these hours, else when they begin next."""
     try:
         return Hours.parse(hours).first_from(at) if hours else at
     except ValueError:

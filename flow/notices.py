@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from psycopg import sql
+
 from flow.database import RINGS, Connection, ring
 from flow.model import Notice
 from flow.spans import NONE, WRITTEN
@@ -22,11 +24,21 @@ from flow.spans import NONE, WRITTEN
 @dataclass(frozen=True, kw_only=True)
 class Copy:
     """A message that shows a request. `place` is for what it was posted: a tier's channel, OWN_CHANNEL, or the member
-    whose conversation it is in; None: nobody noted it."""
+    whose conversation it is in; None: nobody noted it.
+
+    `shown` is id and version of the notice that it was last seen to show, `said` the same of what was last said below
+    it; None: nobody noted that, be it so or not.
+    """
 
     channel: str
     ts: str
     place: str | None = None
+    shown: list[int] | None = None
+    said: list[int] | None = None
+
+    def has(self, notice: Notice) -> bool:
+        """Whether this version of the notice is known to have reached it."""
+        return (self.shown if notice.kind == "card" else self.said) == [notice.id, notice.version]
 
 
 # The bot's own channel, wherever that is by now.
@@ -194,10 +206,10 @@ async def mark_sent(conn: Connection, notice: Notice, *, spans: str = NONE) -> N
         {"version": notice.version, "id": notice.id, "attempt": notice.attempt, "spans": spans},
     )
     if ours.rowcount == 0:
-        await _show_once_more(conn, notice)
+        await show_once_more(conn, notice)
 
 
-async def _show_once_more(conn: Connection, notice: Notice) -> None:
+async def show_once_more(conn: Connection, notice: Notice) -> None:
     """Another deliverer was faster, and our older text may have landed after its newer one."""
     if notice.kind == "card" and notice.interrupt_id is not None:
         # Its notice may be deleted by now, if its thread is long over.
@@ -223,7 +235,7 @@ async def mark_later(
         },
     )
     if ours.rowcount == 0 and ambiguous:
-        await _show_once_more(conn, notice)
+        await show_once_more(conn, notice)
 
 
 async def mark_failed(conn: Connection, notice: Notice, error: str, *, spans: str = NONE) -> None:
@@ -309,12 +321,33 @@ async def retry_failed(conn: Connection) -> int:
 
 
 async def remember_message(
-    conn: Connection, interrupt_id: str, channel: str, ts: str, *, place: str | None = None
+    conn: Connection,
+    interrupt_id: str,
+    channel: str,
+    ts: str,
+    *,
+    place: str | None = None,
+    showing: Notice | None = None,
 ) -> None:
-    """A copy of the approval's card stands there; `place` is for what it was posted, where that is known."""
+    """A copy of the approval's card stands there; `place` is for what it was posted, where that is known, and `showing`
+    what it shows, as in `note`."""
     await conn.execute(
-        "INSERT INTO messages (channel, ts, interrupt_id, place) VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING",
-        (channel, ts, interrupt_id, place),
+        "INSERT INTO messages (channel, ts, interrupt_id, place, shown) VALUES (%s, %s, %s, %s, %s)"
+        " ON CONFLICT DO NOTHING",
+        (channel, ts, interrupt_id, place, [showing.id, showing.version] if showing else None),
+    )
+
+
+async def note(conn: Connection, notice: Notice, copy: Copy) -> None:
+    """Slack has answered: the copy shows this version of the card, or this is said below it. The next attempt at the
+    same version leaves it alone.
+
+    The id goes with the version, since a notice that was deleted begins anew at the first.
+    """
+    column = sql.Identifier("shown" if notice.kind == "card" else "said")
+    await conn.execute(
+        sql.SQL("UPDATE messages SET {} = %s WHERE channel = %s AND ts = %s AND interrupt_id = %s").format(column),
+        ([notice.id, notice.version], copy.channel, copy.ts, notice.interrupt_id),
     )
 
 
@@ -329,9 +362,10 @@ async def messages_of(conn: Connection, interrupt_id: str) -> list[tuple[str, st
 
 
 async def copies_of(conn: Connection, interrupt_id: str) -> list[Copy]:
-    """The same, each with its place."""
+    """The same, each with its place, and how far it was told."""
     rows = await conn.execute(
-        "SELECT channel, ts, place FROM messages WHERE interrupt_id = %s ORDER BY posted_at", (interrupt_id,)
+        "SELECT channel, ts, place, shown, said FROM messages WHERE interrupt_id = %s ORDER BY posted_at",
+        (interrupt_id,),
     )
     return [Copy(**row) for row in await rows.fetchall()]
 

@@ -1,6 +1,7 @@
 """Reminders: of a request that nobody has decided yet, at the hours in which people work.
 
-Each is one row's due time. However long nobody looked at it, an overdue reminder is one reminder.
+Each is one row's due time. However long nobody looked at it, an overdue reminder is one reminder, and it waits for
+those hours, too.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from datetime import datetime
 
 from flow import notices
 from flow.database import Connection
-from flow.hours import next_reminder
+from flow.hours import next_open, next_reminder
 
 
 async def schedule(
@@ -23,7 +24,9 @@ async def schedule(
 
 
 async def remind_overdue(conn: Connection, *, limit: int = 100) -> int:
-    """Have people reminded of what is due; how many requests. Those that are being decided now are skipped."""
+    """Have people reminded of what is due; how many requests. Those that are being decided now are skipped, and those
+    whose hours are over wait until they begin."""
+    reminded = 0
     async with conn.transaction():
         rows = await conn.execute(
             "SELECT interrupt_id, thread_id, remind_every_s, working_hours, clock_timestamp() AS now FROM approvals"
@@ -35,11 +38,15 @@ async def remind_overdue(conn: Connection, *, limit: int = 100) -> int:
             " ORDER BY remind_at LIMIT %s FOR UPDATE SKIP LOCKED",
             (limit,),
         )
-        due = await rows.fetchall()
-        for row in due:
+        for row in await rows.fetchall():
+            now, every_s, hours = row["now"], row["remind_every_s"], row["working_hours"]
+            opens = next_open(now, hours)
             await conn.execute(
                 "UPDATE approvals SET remind_at = %s WHERE interrupt_id = %s",
-                (next_reminder(row["now"], row["remind_every_s"], row["working_hours"]), row["interrupt_id"]),
+                (opens if opens > now else next_reminder(now, every_s, hours), row["interrupt_id"]),
             )
+            if opens > now:
+                continue
             await notices.remind(conn, row["interrupt_id"], row["thread_id"])
-    return len(due)
+            reminded += 1
+    return reminded

@@ -60,7 +60,10 @@ def check_person(approval: Approval, person: Person) -> Standing:
 
 
 def _lent(approval: Approval, person: Person) -> Standing | None:
-    """The voice of somebody who is away: one that this person has given before, else one that has not decided yet."""
+    """The voice of somebody who is away: one that this person has given before, else one that has not decided yet.
+
+    Whether they are still in the team nobody asks, as of nobody who is listed by their id: most doors could not.
+    """
     listed = [(absent, _listed_for(approval, absent)) for absent in person.acts_for]
     lent = [Standing(listed_as=listed_as, absent=absent) for absent, listed_as in listed if listed_as]
     given = {vote.voice: vote.person for vote in approval.votes}

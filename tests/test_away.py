@@ -19,7 +19,7 @@ from bot.groups import OwnTeam
 from flow.approvals import approval_of, decide
 from flow.database import Connection
 from flow.delegations import current, end, with_absent
-from flow.errors import BadInput, FlowError
+from flow.errors import BadInput, FlowError, NotAllowed
 from flow.inbox import MOST_COUNTED, Search, count_mine, find, find_threads, may_see, place_named, place_of, waits_for
 from flow.model import Approval, Person
 from flow.policy import Tier
@@ -174,6 +174,20 @@ async def test_a_guest_a_bot_and_an_outsider_is_refused_as_a_delegate(
         assert made.code == 0
         assert made.err.startswith("U02BOB was not told (messages_tab_disabled: turn the app's")
     assert [each.delegate for each in await current(conn)] == ["U02BOB"]
+
+
+async def test_what_somebody_lent_who_has_left_since_is_ended_at_the_command_line(
+    alice: Member, database_url: str, conn: Connection, tmp_path: Path
+) -> None:
+    await alice.command("away <@U02BOB> until 2 weeks")
+    alice.slack.kinds["U01ALICE"] = {"deleted": True}
+    interrupt_id = await ask(conn, tier=Tier(name="approval", approvers=("U01ALICE",)))
+    slack = {"SLACK_API_URL": alice.slack.url, "SLACK_BOT_TOKEN": "xoxb-1", "SLACK_CHANNEL": CHANNEL}
+    terminal = Terminal(tmp_path, DATABASE_URL=database_url, SLACK_SIGNING_SECRET="s", **slack)
+    ended = await terminal.run_meanwhile("away", "--as", "U01ALICE", "--back")
+    assert (ended.code, ended.out) == (0, "nobody decides for U01ALICE any more\n")
+    with pytest.raises(NotAllowed):
+        await decide(conn, interrupt_id, BOB, YES)
 
 
 async def test_another_delegate_takes_the_place_of_the_first(alice: Member, conn: Connection) -> None:

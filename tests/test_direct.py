@@ -264,6 +264,21 @@ async def test_a_delegate_who_may_not_decide_gets_no_copy_and_no_reminder_names_
     assert reminder.endswith(" this waits for <@U01ALICE>.")
 
 
+@pytest.mark.parametrize("kind", ["429", "500", "hang"])
+async def test_a_delegate_of_whom_slack_does_not_say_who_they_are_gets_a_copy_later_and_nobody_waits_for_that(
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection, kind: FaultKind
+) -> None:
+    await stand_in(conn, ALICE, "U99EVE")
+    proxy.members["U99EVE"] = {}
+    await ask(conn, tier=tier("U01ALICE", "U02BOB"))
+    proxy.fail("users.info", kind)
+    assert await deliverer.sweep(conn) == (0, 1)
+    assert [await cards(slack, place) for place in PLACES] == [[], [WAITING], [WAITING], []]
+    await make_due(conn, deliverer)
+    assert await deliverer.sweep(conn) == (1, 0)
+    assert [await cards(slack, place) for place in PLACES] == [[], [WAITING], [WAITING], [WAITING]]
+
+
 async def test_a_delegate_who_is_named_after_it_was_posted_gets_a_copy(
     slack: LocalSlack, deliverer: Deliverer, conn: Connection
 ) -> None:

@@ -22,6 +22,7 @@ from bot.web import build_web
 from flow import links
 from flow.approvals import approval_of, decide
 from flow.database import Connection
+from flow.delegations import end
 from flow.inputs import mail_person
 from flow.policy import Tier
 from flow.sessions import end_session
@@ -29,7 +30,7 @@ from flow.tokens import revoke_token
 from tests.api_door import OTHER_SECRET, SECRET, Program, api_in_process, signed, token
 from tests.browsing import Visitor, pages_in_process, signed_in_at_once
 from tests.local_slack import SIGNING_SECRET
-from tests.people import ANN, NO, ask, slack_person
+from tests.people import ALICE, ANN, NO, ask, slack_person, stand_in
 from tests.rows import RENEW_FINGERPRINTS, all_rows, value
 from tests.slack_door import Caller, OurTeam, client_of, errors_in, typed_in
 
@@ -160,7 +161,7 @@ class Doors:
 async def doors(database_url: str, conn: Connection) -> AsyncIterator[Doors]:
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
-        site = await enter(pages_in_process(database_url))
+        site = await enter(pages_in_process(database_url, groups=OurTeam()))  # type: ignore[arg-type]
         yield Doors(
             conn=conn,
             site=site,
@@ -223,6 +224,22 @@ async def test_whoever_may_not_decide_does_not(doors: Doors, conn: Connection, d
     assert 400 <= await send() < 500
     assert await doors.nothing_done()
     assert await value(conn, "SELECT count(*) FROM threads WHERE wakes > 0") == 0
+
+
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("door", NAMES)
+async def test_whoever_decides_for_somebody_does_until_that_is_ended(
+    doors: Doors, conn: Connection, door: str, *, ended: bool
+) -> None:
+    """No door asks whether whoever lent their voice is still in the team."""
+    interrupt_id = await ask(conn, tier=Tier(name="approval", approvers=("U01ALICE",)))
+    await stand_in(conn, ALICE, NAMES[door])
+    send = await doors.prepare(door, interrupt_id)
+    if ended:
+        assert await end(conn, ALICE, by="cli:ann")
+    status = await send()
+    assert (400 <= status < 500) if ended else status in (200, 303)
+    assert await doors.nothing_done() == ended
 
 
 @pytest.mark.parametrize("door", NAMES)

@@ -92,9 +92,9 @@ BUGS = [
     ),
     Bug(
         name="guests are sent the copy of whoever is away",
-        file="bot/groups.py",
-        old="                if await self._may_stand_in(each.delegate):",
-        new="                if each.delegate:",
+        file="bot/places.py",
+        old="        may = [each for each in stood_in if await self._team.may_stand_in(each.delegate)]",
+        new="        may = list(stood_in)",
         tests="test_direct.py::test_a_delegate_who_may_not_decide_gets_no_copy_and_no_reminder_names_them",
     ),
     Bug(
@@ -386,6 +386,13 @@ BUGS = [
         old="        copies = await self._update(conn, notice, copies, refusals, text=text, blocks=shown)",
         new="        copies = await self._update(conn, notice, copies, refusals, text=text)",
         tests="test_deliver.py",
+    ),
+    Bug(
+        name="what is tried again begins at the first copy",
+        file="bot/outlet.py",
+        old="enumerate(copy for copy in copies if not copy.has(notice))",
+        new="enumerate(copies)",
+        tests="test_many_approvers.py",
     ),
     Bug(
         name="Slack's wish for quiet is not heard",

@@ -118,6 +118,20 @@ async def test_after_a_week_nobody_was_there_it_is_one_reminder_and_not_seven(co
     assert await reminders(conn) == [{"version": 1, "status": "pending"}]
 
 
+async def test_what_was_due_while_no_worker_ran_waits_for_the_hours_in_which_people_work(conn: Connection) -> None:
+    await ask(conn, tier=replace(DAILY, working_hours=closed_now()))
+    await due_now(conn, "10 hours")
+    assert await remind_overdue(conn) == 0
+    assert await reminders(conn) == []
+    opens = Hours.parse(closed_now()).first_from(datetime.now(UTC))
+    assert await value(conn, "SELECT remind_at FROM approvals") == opens
+
+
+def closed_now() -> str:
+    """Hours that begin in an hour at the earliest."""
+    return "13:00-14:00 UTC" if datetime.now(UTC).hour < 12 else "01:00-02:00 UTC"
+
+
 @pytest.mark.parametrize("verdict", [YES, NO])
 async def test_what_is_decided_reminds_nobody(conn: Connection, verdict: Any) -> None:
     interrupt_id = await ask(conn, tier=replace(DAILY, required=1))
