@@ -301,12 +301,14 @@ HAZARDS = textwrap.dedent(
 async def test_the_end_of_the_terminal_ends_a_worker_unless_it_was_started_with_nohup(
     town: Town, conn: Connection
 ) -> None:
-    async with town.worker(conn) as there:
-        there.signal(signal.SIGHUP)
-        assert (await there.end()).code == 0
-    # All that `nohup` does to whoever it starts.
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # However this process was started itself.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
+        async with town.worker(conn) as there:
+            there.signal(signal.SIGHUP)
+            assert (await there.end()).code == 0
+        # All that `nohup` does to whoever it starts.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         async with town.worker(conn) as stays:
             stays.signal(signal.SIGHUP)
             await start_claim(conn, "t1", "20")
