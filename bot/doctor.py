@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from decimal import Decimal
+from uuid import uuid4
 
 import psycopg
 
@@ -21,7 +22,7 @@ from flow.figures import MOST
 from flow.log import hider, secrets_of
 from flow.model import Claim
 from flow.policy import LIMITS, policy_of
-from flow.providers import provider_of
+from flow.providers import CannotLookUp, Order, provider_of
 from flow.settings import Settings
 from flow.starting import Checker
 
@@ -61,7 +62,7 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
     yield await _flows()
     if not settings.many_workspaces:
         yield _policy(settings)
-    yield _payments(settings)
+    yield await _payments(settings)
     yield await _model(settings)
     async for finding in slack_findings(settings, url):
         yield finding
@@ -143,7 +144,7 @@ async def _endpoints(settings: Settings, url: str) -> AsyncIterator[Finding]:
         elif state.dead:
             found, fix = f"{held}; the last of these: {state.dead[0].error}", f"mend what that says, then {resend}"
         elif _is_late(state.oldest):
-            found, fix = held, "have `serve`, `bot` or `work` run with it in WEBHOOK_URLS, and look at what they log"
+            found, fix = held, "have `serve`, `bot` or `work` run with it in WEBHOOK_URLS, and see `webhooks list`"
         else:
             continue
         yield Finding(what=f"webhooks to {state.name}", ok=False, found=found, fix=fix)
@@ -237,13 +238,27 @@ def _policy(settings: Settings) -> Finding:
     return Finding(what="policy", ok=True, found=f"{asked} {', '.join(settings.approver_names)}")
 
 
-def _payments(settings: Settings) -> Finding:
+async def _payments(settings: Settings) -> Finding:
+    """A look-up of a key that nobody has used moves no money; whether it would be paid, only a payment would tell."""
     try:
         provider = provider_of(settings)
     except FlowError as exc:
         return Finding(what="payments", ok=False, found=str(exc), fix="complete the settings of PAYMENT_PROVIDER")
-    found = f"by {provider.name} (not asked: only a payment would tell)" if provider else "in our own ledger"
-    return Finding(what="payments", ok=True, found=found)
+    if provider is None:
+        return Finding(what="payments", ok=True, found="in our own ledger")
+    key = f"doctor:{uuid4()}"
+    order = Order(key=key, thread_id="doctor", amount=Decimal(1), currency="USD", payee="")
+    try:
+        found = await provider.look_up(order)
+    except CannotLookUp:
+        return Finding(what="payments", ok=True, found=f"by {provider.name} (not asked: only a payment would tell)")
+    except FlowError as exc:
+        fix = 'let PAYMENT_LOOKUP_URL answer {"reference": null}, with 2xx or 404, where nothing was paid'
+        return Finding(what="payments", ok=False, found=f"by {provider.name}: {exc}", fix=fix)
+    if found is not None:
+        fix = "let PAYMENT_LOOKUP_URL tell what was paid under this Idempotency-Key, and nothing else"
+        return Finding(what="payments", ok=False, found=f"by {provider.name}: {key} is paid, as {found}", fix=fix)
+    return Finding(what="payments", ok=True, found=f"by {provider.name}, which answers look-ups")
 
 
 async def _model(settings: Settings) -> Finding:

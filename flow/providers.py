@@ -17,6 +17,7 @@ from flow.errors import FlowError, SettingError
 from flow.inputs import MAX_NAME, storable
 from flow.settings import Settings
 from flow.spans import address_of, span
+from flow.text import digest
 
 if TYPE_CHECKING:
     import aiohttp
@@ -93,8 +94,9 @@ class HttpProvider:
     Body: `{"amount": "250.00", "currency": "USD", "payee": "…", "thread": "t1"}`. A 2xx answer is a JSON object with
     the reference under `reference` or `id`. 4xx is a refusal, but for 401, which says that our token is wrong, and for
     408, 409, 425 and 429, which like 5xx and silence leave it open. Looking up is a GET of `lookup_url` with the same
-    header; `"reference": null`, with 2xx or 404, says that nothing was paid. A refusal, and a 404 that does not say so,
-    may come from whatever stands before the service, and knows of no key.
+    header; `{"reference": null}` and nothing more, with 2xx or 404, says that nothing was paid: with more in it, it may
+    be of a payment that is under way. A refusal, and a 404 that does not say so, may come from whatever stands before
+    the service, and knows of no key.
     """
 
     url: str
@@ -107,8 +109,10 @@ class HttpProvider:
 
     @property
     def address(self) -> str:
+        """The host, and what tells the rest apart, which may be secret."""
         parts = urlsplit(self.url)
-        return f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+        return f"{parts.hostname}:{port}/{digest(parts.path)[:8]}"
 
     async def pay(self, order: Order) -> str:
         body = {
@@ -135,12 +139,12 @@ class HttpProvider:
             status, answer = await self._call("GET", self.lookup_url, order, None)
         except PaymentUnsent as exc:
             raise PaymentUnanswered(str(exc)) from exc
-        if (200 <= status < 300 or status == 404) and _says_nothing_was_paid(answer):
+        if (200 <= status < 300 or status == 404) and answer == {"reference": None}:
             return None
         if 200 <= status < 300:
             return _reference_in(answer)
         asked = f"when it was asked about {order.key}"
-        raise PaymentUnanswered(f'the payment service answered {status}, without `"reference": null`, {asked}')
+        raise PaymentUnanswered(f'the payment service answered {status}, and not {{"reference": null}}, {asked}')
 
     async def _call(self, method: str, url: str, order: Order, body: dict[str, str] | None) -> tuple[int, Any]:
         import aiohttp
@@ -219,10 +223,6 @@ def _stripe_provider(settings: Settings) -> Provider:
         timeout_s=settings.payment_timeout,
         api_base=settings.stripe_api_base,
     )
-
-
-def _says_nothing_was_paid(answer: Any) -> bool:
-    return isinstance(answer, dict) and answer.get("reference", "") is None and not answer.get("id")
 
 
 def _reference_in(answer: Any) -> str:

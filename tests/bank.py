@@ -30,6 +30,8 @@ class Bank:
     look_up_faults: int = 0
     # Whether whatever stands before it knows where it is, for those who look up.
     is_found: bool = True
+    # What it adds to its word that it knows of no reference.
+    says: dict[str, str] = field(default_factory=dict)
     faults: deque[Fault] = field(default_factory=deque)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     booked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -92,7 +94,8 @@ class Bank:
         if not self.is_found:
             return web.Response(status=404, text="default backend - 404")
         reference = self._references.get(request.headers["Idempotency-Key"])
-        return web.json_response({"reference": reference}, status=200 if reference else 404)
+        said = {"reference": reference} | ({} if reference else self.says)
+        return web.json_response(said, status=200 if reference else 404)
 
 
 def cut(request: web.Request) -> web.Response:

@@ -22,6 +22,7 @@ from flow import audit
 from flow.database import Connection
 from flow.deliveries import add_endpoints, forget_endpoint, spread
 from flow.settings import Settings
+from tests.bank import Bank
 from tests.command import ROOT
 from tests.model_server import KEY, FaultyModel, advice, content, error
 from tests.people import ask, start_claim
@@ -342,6 +343,18 @@ async def test_a_payment_service_without_an_address_is_said(database_url: str) -
     assert not payments.ok
     assert "PAYMENT_URL is not set" in payments.found
     assert (await findings(settings_at(database_url)))["payments"].found == "in our own ledger"
+
+
+async def test_a_payment_service_that_does_not_say_that_nothing_was_paid_is_said(database_url: str) -> None:
+    async with Bank() as bank:
+        settings = settings_at(database_url, payment_provider="http", payment_url=bank.url, payment_lookup_url=bank.url)
+        payments = (await findings(settings))["payments"]
+        assert (payments.ok, payments.found) == (True, "by http, which answers look-ups")
+        bank.is_found = False
+        payments = (await findings(settings))["payments"]
+        assert not payments.ok
+        assert '{"reference": null}' in payments.fix
+    assert (bank.keys, bank.paid) == ([], [])
 
 
 def test_the_sample_is_a_claim_that_nobody_pays() -> None:
