@@ -788,7 +788,10 @@ def workspaces_remove(workspace: str) -> None:
             row = await workspace_of(conn, workspace)
             why_not = await revoke(settings, row) if row.is_installed else None
             await removed(conn, row, by=user)
-        click.echo(f"the token of {workspace} is deleted")
+        had = "its token" if row.is_installed else "it had no token, and"
+        click.echo(
+            f"{workspace} is removed: {had}, its policy, its tokens of the API and its members' sessions are gone"
+        )
         if why_not:
             click.echo(f"Slack was not told ({why_not}): uninstall the app there by hand", err=True)
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from slack_sdk.errors import SlackApiError
@@ -107,26 +108,32 @@ class Outlet:
         # Nobody is shown anew what is settled, nor where somebody has put in a place past us; what was perhaps shown is
         # looked for.
         if approval.is_open or notice.ambiguous:
-            async for place in self._places_of(conn, approval):
+            fill = partial(self._fill, conn, notice, approval, text=text, blocks=shown)
+            for place in await self._places.of(approval):
                 with refusals.of(place or self.channel):
-                    copies += await self._fill(conn, notice, approval, place, copies, text=text, blocks=shown)
+                    copies += await fill(place, copies)
+            # Last: nobody else waits for what Slack says of whoever decides for somebody who is away.
+            delegates, unsaid = await self._delegates_of(conn, approval)
+            for place in delegates:
+                with refusals.of(place):
+                    copies += await fill(place, copies)
             if not copies and approval.post_to == "direct":
                 # Nobody can be reached by a direct message.
                 place = approval.channel or notices.OWN_CHANNEL
                 with refusals.of(place or self.channel):
-                    await self._fill(conn, notice, approval, place, copies, text=text, blocks=shown)
+                    await fill(place, copies)
+            if unsaid is not None:
+                raise unsaid
         refusals.raise_first()
 
-    async def _places_of(self, conn: Connection, approval: Approval) -> AsyncIterator[str]:
-        """Where its copies belong; last, as nobody else is to wait for what Slack says of them, those who decide for
-        somebody who is away."""
-        listed = await self._places.of(approval)
-        for place in listed:
-            yield place
-        if approval.post_to != "channel" and (stood_in := await standing_in_for(conn, approval)):
-            for place in await self._places.of_delegates(approval, stood_in):
-                if place not in listed:
-                    yield place
+    async def _delegates_of(self, conn: Connection, approval: Approval) -> tuple[list[str], Exception | None]:
+        """Where the copies belong of those who decide for somebody who is away, or why that cannot be said."""
+        if approval.post_to == "channel" or not (stood_in := await standing_in_for(conn, approval)):
+            return [], None
+        try:
+            return await self._places.of_delegates(approval, stood_in), None
+        except Exception as exc:  # noqa: BLE001 (it rises once all the others have theirs)
+            return [], exc
 
     async def _fill(
         self,
@@ -207,8 +214,6 @@ class Outlet:
             with refusals.of(copy.channel):
                 if not (doubt and await self._has_reply(copy.channel, copy.ts, notice)):
                     await self._post(conn, notice, copy.channel, thread_ts=copy.ts, text=text)
-                    # They are told in turn: no attempt has come further.
-                    doubt = False
                 if len(below) > 1:
                     await notices.note(conn, notice, copy)
         if notice.kind == "reply":

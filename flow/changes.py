@@ -262,8 +262,11 @@ async def _refresh(conn: Connection, approval: Approval, tier: Tier, by: str) ->
     if tier.remind_every_s:
         every_s, hours, now = tier.remind_every_s, tier.working_hours, datetime.now(UTC)
         await reminders.schedule(conn, approval.interrupt_id, now, every_s=every_s, hours=hours)
-    # A link that is open stays good; whoever has spent theirs has a void vote, and no other way back.
-    await mails.ask_by_mail(conn, await approval_of(conn, approval.interrupt_id), tier.approvers)
+    # Whoever has spent their link has a void vote, and no other way back; one that was revoked stays so.
+    voted = {vote.person for vote in approval.votes}
+    again = {name for name in tier.approvers if f"mail:{name.removeprefix('mail:').lower()}" in voted}
+    added = set(tier.approvers) - set(approval.approvers)
+    await mails.ask_by_mail(conn, await approval_of(conn, approval.interrupt_id), added | again)
     await notices.change_card(conn, approval.interrupt_id)
     await _record_refresh(conn, approval, (tier,), by)
     return tier

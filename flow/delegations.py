@@ -151,6 +151,8 @@ def parse_until(text: str, *, now: datetime, zone: tzinfo | None) -> datetime:
             day = datetime.strptime(said, "%Y-%m-%d").date()  # noqa: DTZ007 (a date, and nothing more)
         except ValueError:
             raise BadInput("until", text, 'write "friday", "tomorrow", "2026-12-24", "3 days" or "2 weeks"') from None
+    if day < today:
+        raise BadInput("until", text, "it must be later than now")
     if day > today + LONGEST:
         raise BadInput("until", text, f"at most {LONGEST.days} days")
     return datetime.combine(day, time(23, 59, 59), tzinfo=zone).astimezone(UTC)

@@ -232,6 +232,8 @@ class Worker:
             found = sorted(random.sample(found, len(found)), key=lambda due: not due.overdue)
         for due in found:
             if due.thread_id in in_flight:
+                # Driven, and due again perhaps: whoever asks whether anything is left must look once more.
+                wanting += due.thread_id not in self._in_flight
                 continue
             if due.held and not due.overdue:
                 held_elsewhere = True

@@ -279,6 +279,18 @@ async def test_a_delegate_of_whom_slack_does_not_say_who_they_are_gets_a_copy_la
     assert [await cards(slack, place) for place in PLACES] == [[], [WAITING], [WAITING], [WAITING]]
 
 
+async def test_where_nobody_listed_can_be_reached_the_channel_has_it_although_a_delegate_is_not_known_yet(
+    slack: LocalSlack, proxy: FaultProxy, deliverer: Deliverer, conn: Connection
+) -> None:
+    await stand_in(conn, ALICE, "U99EVE")
+    proxy.members["U99EVE"] = {}
+    await ask(conn, tier=tier("U01ALICE"))
+    proxy.fail("conversations.open", "error", error="user_disabled")
+    proxy.fail("users.info", "500")
+    assert await deliverer.sweep(conn) == (0, 1)
+    assert await cards(slack, CHANNEL) == [WAITING]
+
+
 async def test_a_delegate_who_is_named_after_it_was_posted_gets_a_copy(
     slack: LocalSlack, deliverer: Deliverer, conn: Connection
 ) -> None:

@@ -96,6 +96,18 @@ async def test_whoever_has_a_void_vote_is_mailed_a_new_link_and_whoever_has_an_o
     assert (await approval_of(conn, interrupt_id)).status == "approved"
 
 
+async def test_a_link_that_was_revoked_does_not_come_back_because_the_rules_change(
+    smtp: SmtpServer, mailer: Mailer, conn: Connection
+) -> None:
+    tier = Tier(name="approval", approvers=(MARY, "john@example.com"), required=2)
+    interrupt_id = await put(conn, REFUND, tier=tier)
+    await mailer.sweep(conn)
+    await links.revoke_link(conn, await approval_of(conn, interrupt_id), mail_person(MARY), by="cli:ann")
+    await refresh(conn, Tiers(rules=(Rule(tier=tier, over={}),)), "q1", by="cli:ann")
+    assert await mailer.sweep(conn) == (0, 0)
+    assert len(smtp.recipients) == 2
+
+
 async def test_the_requester_gets_no_mail_however_the_address_is_written(
     smtp: SmtpServer, mailer: Mailer, conn: Connection
 ) -> None:

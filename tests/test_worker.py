@@ -16,6 +16,7 @@ from flow.database import Connection
 from flow.retention import Keep
 from flow.threads import Due
 from flow.worker import Worker
+from tests.drives import approve_all
 from tests.people import start_claim
 from tests.rows import until, value
 
@@ -34,8 +35,14 @@ async def service_url(conn: Connection, database_url: str) -> AsyncIterator[str]
     await conn.execute(f"DROP ROLE {role}".encode())
 
 
-async def test_a_thread_that_is_driven_while_the_worker_looks_is_not_driven_again(
-    conn: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("due_again", [False, True])
+async def test_a_thread_that_is_driven_while_the_worker_looks_is_driven_again_only_if_it_is_due_again(
+    conn: Connection,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    due_again: bool,
 ) -> None:
     """An answer of the database may be old when it is read: here the second one is, by a whole drive."""
     caplog.set_level(logging.INFO, "flow.worker")
@@ -43,21 +50,24 @@ async def test_a_thread_that_is_driven_while_the_worker_looks_is_not_driven_agai
     looked_up, answers = threads.due_threads, list[Sequence[Due]]()
 
     async def driven() -> bool:
-        return "thread t1: over" in caplog.messages
+        return "thread t1: waiting" in caplog.messages and not worker._in_flight
 
     async def slow(*args: Any, **kwargs: Any) -> Sequence[Due]:
         if any(answers):
             await until(driven)
             monkeypatch.undo()
+            if due_again:
+                await approve_all(conn)
             return next(filter(None, answers))
         answers.append(await looked_up(*args, **kwargs))
         asyncio.get_running_loop().call_soon(worker._look.set)
         return answers[-1]
 
     monkeypatch.setattr(threads, "due_threads", slow)
-    await start_claim(conn, amount="20")
+    await start_claim(conn, amount="250")
     await worker.run_once()
-    assert caplog.messages.count("thread t1: over") == 1
+    ends = [message for message in caplog.messages if message.startswith("thread t1: ")]
+    assert ends == ["thread t1: waiting", *(["thread t1: over"] if due_again else [])]
 
 
 async def test_a_driver_that_overstays_and_cannot_be_cut_off_holds_up_no_other_thread(
