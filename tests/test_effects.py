@@ -407,6 +407,20 @@ async def test_calls_in_threads_and_pools_know_their_thread(conn: Connection, wo
     assert results[:6] == results[6:]
 
 
+async def test_a_call_in_a_pool_that_was_there_before_is_known_by_its_node(conn: Connection, world: World) -> None:
+    act = world.sync_effect
+    with ThreadPoolExecutor(1) as pool:
+        # Its one thread was started by no node.
+        pool.submit(int).result()
+
+        def node(state: State) -> State:
+            pool.submit(act, "p").result()
+            return {}
+
+        await run(conn, graph_of(node))
+    assert world.done == ["p"]
+
+
 async def test_an_async_node_can_hand_a_sync_call_to_a_thread(conn: Connection, world: World) -> None:
     act = world.sync_effect
 
